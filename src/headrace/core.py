@@ -1,0 +1,182 @@
+"""The nouns that rooms share: frozen, no torch, no I/O.
+
+Sizes end in `_bytes`, times in `_s`, rates in `_per_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+
+class Tier(StrEnum):
+    """Where a byte of weight lives."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of bytes in one file of a checkpoint."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as the checkpoint holds it: row-major bytes in one segment."""
+
+    name: str
+    dtype: str
+    """safetensors' name of the dtype: "BF16", "F32", "I8" ..."""
+    shape: tuple[int, ...]
+    segment: Segment
+
+    @property
+    def nbytes(self) -> int:
+        return self.segment.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ParamShape:
+    """One parameter of a block, as the planner sees it."""
+
+    name: str
+    nbytes: int
+    movable: bool = True
+    """False if it must stay in device memory: stored in another dtype than it runs in, or not stored at all."""
+
+
+BlockKind = Literal["layer", "embedding", "head"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """The unit that moves, as the planner sees it: its parameters in declaration order."""
+
+    name: str
+    params: tuple[ParamShape, ...]
+    kind: BlockKind = "layer"
+    gathered: bool = False
+    """True if a pass reads only a few rows of it (an embedding table that is not also the head)."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(param.nbytes for param in self.params)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the planner needs to know of a model. Tied weights are counted once."""
+
+    blocks: tuple[BlockShape, ...]
+    """In the order in which a pass runs them."""
+    fixed_bytes: int
+    """Parameters outside of blocks and buffers: always resident."""
+    kv_bytes_per_token: int
+    """Of one sequence, over all layers."""
+    activation_bytes_per_token: int
+    """Live at once in the widest layer, for one token of a prefill."""
+    logits_bytes: int
+    """Of one position of one sequence, with the copies that sampling makes."""
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.fixed_bytes + sum(block.nbytes for block in self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A path between two tiers with its measured rate."""
+
+    source: Tier
+    target: Tier
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine has, measured."""
+
+    memory_bytes: int
+    """That this process could use now: the smallest of what is free and what its control group allows."""
+    cores: int
+    disk: Link
+    compute_bytes_per_s: float
+    """Weight bytes that a matrix-vector product gets through in a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A name, a value and the reason, as shown to the user."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The physical limit of one pass: max(compute time, bytes moved / link rate)."""
+
+    compute_s: float
+    moved_bytes: int
+    link_bytes_per_s: float
+
+    @property
+    def moving_s(self) -> float:
+        return self.moved_bytes / self.link_bytes_per_s if self.moved_bytes else 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_s, self.moving_s)
+
+    @property
+    def limited_by(self) -> Literal["compute", "disk"]:
+        return "disk" if self.moving_s > self.compute_s else "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Predicted bytes of device memory by category; they add up to `total_bytes`."""
+
+    baseline_bytes: int
+    resident_bytes: int
+    ring_bytes: int
+    staging_bytes: int
+    kv_bytes: int
+    working_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.baseline_bytes
+            + self.resident_bytes
+            + self.ring_bytes
+            + self.staging_bytes
+            + self.kv_bytes
+            + self.working_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All choices, the tier of every parameter, predicted bytes and predicted speed with its bound."""
+
+    backend: Literal["resident", "prefetch", "uva"]
+    choices: tuple[Choice, ...]
+    streamed: tuple[tuple[str, tuple[str, ...]], ...]
+    """Per block that moves, in the order of a pass: its name and the names of the parameters that move."""
+    gathered: tuple[str, ...]
+    """Blocks whose rows are read from the file as they are looked up."""
+    slots: int
+    slot_bytes: int
+    offloaded_bytes: int
+    memory: MemoryPlan
+    bound: Bound
+    notes: tuple[str, ...] = field(default=())

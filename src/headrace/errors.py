@@ -1,0 +1,437 @@
+"""Every exception class of Headrace. Callers pass facts; the words live here. Imports nothing of ours but `units`.
+
+    HeadraceError
+    ├── UserError (also a ValueError)      what was asked for cannot be done as asked
+    │   ├── ConfigError                    a flag, a field, a size
+    │   ├── ModelNotFound ...              a path or a hub id
+    │   └── BudgetError                    the memory asked for does not hold what was asked for
+    ├── CheckpointError                    the files are not what a checkpoint should be
+    ├── ReadError (also an OSError)        a read failed while weights were moving
+    ├── WriteError (also an OSError)       an import could not be written
+    ├── MissingPackage (also an ImportError)
+    └── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
+
+Each class is a record: its annotated fields are the facts, `template` and `remedy` are filled from them with
+`str.format`; `{field:size}` prints bytes as GiB, `{field:flag}` as a value to paste after a flag, `{field:list}` a
+sequence with commas. `example` holds facts that a test renders and lints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, dataclass_transform
+
+from headrace import units
+
+
+class _Words(string.Formatter):
+    """`str.format` with the specs `size`, `flag` and `list`."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "size":
+            return units.format_bytes(value)
+        if format_spec == "flag":
+            return units.format_flag_bytes(value)
+        if format_spec == "list":
+            return ", ".join(str(item) for item in value) if value else "(none)"
+        return str(super().format_field(value, format_spec))
+
+
+@dataclass_transform(kw_only_default=True)
+class HeadraceError(Exception):
+    """Root of every error that Headrace raises on purpose."""
+
+    template: ClassVar[str] = ""
+    remedy: ClassVar[str] = ""
+    example: ClassVar[Mapping[str, Any]] = {}
+    exit_code: ClassVar[int] = 2
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # eq=False keeps exceptions hashable; repr=False keeps Python's own.
+        dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        assert self.template, f"{type(self).__name__} is a branch of the tree, not an error to raise"
+        super().__init__(self.message)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts the caller passed, by field name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    @property
+    def what(self) -> str:
+        """What happened, with numbers."""
+        return _Words().format(self.template, **self.facts)
+
+    @property
+    def fix(self) -> str:
+        """What to do, with numbers."""
+        return _Words().format(self.remedy, **self.facts)
+
+    @property
+    def message(self) -> str:
+        """What happened, then what to do."""
+        return f"{self.what}\n{self.fix}" if self.remedy else self.what
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (functools.partial(type(self), **self.facts), ())
+
+    @classmethod
+    def error_id(cls) -> str:
+        """16 hex digits that stay the same until the class is renamed or its template reworded."""
+        return hashlib.sha256(f"headrace:{cls.__name__}:{cls.template}".encode()).hexdigest()[:16]
+
+
+def concrete_errors(root: type[HeadraceError] = HeadraceError) -> Iterator[type[HeadraceError]]:
+    """Every class below `root` that can be raised (it has a template)."""
+    for child in root.__subclasses__():
+        if child.template:
+            yield child
+        yield from concrete_errors(child)
+
+
+# --- what was asked for -------------------------------------------------------------------------------------------
+
+
+class UserError(HeadraceError, ValueError):
+    """What was asked for cannot be done as asked."""
+
+
+class ConfigError(UserError):
+    """A flag or a config field has a value that cannot be used."""
+
+
+class InvalidSize(ConfigError):
+    """A size is negative, zero, without a unit or not a size."""
+
+    setting: str
+    value: str
+    reason: str
+    suggestion: str
+    template = "{setting} {value!r} is not a usable size: {reason}."
+    remedy = "Write {setting} {suggestion} (GiB is 2**30 bytes, GB is 10**9)."
+    example = {
+        "setting": "--memory",
+        "value": "3",
+        "reason": "it has no unit",
+        "suggestion": "3GiB",
+    }
+
+
+class InvalidSetting(ConfigError):
+    """A setting is outside of what it may be."""
+
+    setting: str
+    value: str
+    allowed: str
+    suggestion: str
+    template = "{setting} is {value}, but it must be {allowed}."
+    remedy = "Use {setting} {suggestion}."
+    example = {"setting": "--top-p", "value": "1.5", "allowed": "above 0 and at most 1", "suggestion": "0.95"}
+
+
+class UnknownSetting(ConfigError):
+    """A config names a field that does not exist."""
+
+    setting: str
+    nearest: str
+    known: Sequence[str]
+    template = "There is no setting {setting!r}."
+    remedy = "Did you mean {nearest!r}? The settings are: {known:list}."
+    example = {"setting": "offload_groupsize", "nearest": "offload_group_size", "known": ["offload_group_size"]}
+
+
+class InvalidOffloadConfig(ConfigError):
+    """The offload settings contradict each other."""
+
+    problems: Sequence[str]
+    template = "{problems:list}"
+    remedy = ""
+    example = {
+        "problems": [
+            "offload_num_in_group (8) must be <= offload_group_size (4): pass --offload-num-in-group 4 or "
+            "--offload-group-size 8"
+        ]
+    }
+
+
+class NothingOffloaded(ConfigError):
+    """An offload was requested, and nothing in this model answers to it."""
+
+    request: str
+    reason: str
+    suggestion: str
+    template = "{request} would offload nothing: {reason}."
+    remedy = "Use {suggestion}."
+    example = {
+        "request": "--offload-group-size 100",
+        "reason": "the model has 32 layers, and layer i is offloaded only if i % 100 >= 99",
+        "suggestion": "--offload-group-size 32 to offload the last layer, or 4 to offload every fourth",
+    }
+
+
+class ModelNotFound(UserError):
+    """MODEL is neither a file, a directory nor a model that the hub has in its cache or can give."""
+
+    model: str
+    reason: str
+    template = "{model!r} is not here: {reason}."
+    remedy = (
+        "Either give a directory with safetensors files or a .gguf file, or, on a machine that reaches the hub, run "
+        "`hf download {model}` first and try again with the same name."
+    )
+    example = {"model": "org/name", "reason": "no such file or directory, and the hub could not be reached"}
+
+
+class PathNotFound(UserError):
+    """MODEL looks like a path, and nothing is there."""
+
+    path: str
+    nearest: str
+    template = "{path!r} does not exist."
+    remedy = "The nearest thing that exists is {nearest!r}. Give a directory with safetensors files or a .gguf file."
+    example = {"path": "models/smollm", "nearest": "models"}
+
+
+class UnsupportedModel(UserError):
+    """The model's architecture, or a part of it, cannot be run here."""
+
+    model: str
+    reason: str
+    suggestion: str
+    template = "The model in {model!r} cannot be run: {reason}."
+    remedy = "{suggestion}"
+    example = {
+        "model": "models/new",
+        "reason": "transformers 5.24.0 does not know its model_type 'newmodel'",
+        "suggestion": "Upgrade with `pip install -U transformers`, or use one of the supported model types.",
+    }
+
+
+class RemoteCodeRefused(UserError):
+    """The config asks for code that ships with the checkpoint."""
+
+    model: str
+    module: str
+    template = "The config of {model!r} asks to run Python code that comes with the checkpoint ({module})."
+    remedy = "Read that code; if you trust it, pass --trust-remote-code (in Python: trust_remote_code=True)."
+    example = {"model": "models/custom", "module": "modeling_custom.CustomForCausalLM"}
+
+
+class PickleRefused(UserError):
+    """The checkpoint holds pickled weights, which can run code when they are read."""
+
+    model: str
+    files: Sequence[str]
+    template = "{model!r} holds pickled weights ({files:list}) and no safetensors; pickles can run code when read."
+    remedy = (
+        "Convert it once, on a machine that may run it: AutoModelForCausalLM.from_pretrained({model!r})"
+        ".save_pretrained('converted') writes safetensors; then use the directory 'converted'."
+    )
+    example = {"model": "models/old", "files": ["pytorch_model.bin"]}
+
+
+class BudgetError(UserError):
+    """The memory asked for does not hold what was asked for."""
+
+
+class BudgetTooSmall(BudgetError):
+    """Even with everything that can move on disk, the process does not fit into the budget."""
+
+    memory_bytes: int
+    needed_bytes: int
+    baseline_bytes: int
+    fixed_bytes: int
+    ring_bytes: int
+    kv_bytes: int
+    working_bytes: int
+    template = (
+        "A memory budget of {memory_bytes:size} is too small: the least that runs this is {needed_bytes:size} "
+        "(interpreter and libraries {baseline_bytes:size}, weights that cannot move {fixed_bytes:size}, "
+        "ring of slots {ring_bytes:size}, KV cache {kv_bytes:size}, activations and staging {working_bytes:size})."
+    )
+    remedy = "Use --memory {needed_bytes:flag} or more; fewer tokens (--max-tokens) make the KV cache smaller."
+    example = {
+        "memory_bytes": 2**29,
+        "needed_bytes": 3 * 2**29,
+        "baseline_bytes": 2**29,
+        "fixed_bytes": 2**20,
+        "ring_bytes": 2**29,
+        "kv_bytes": 2**26,
+        "working_bytes": 2**28,
+    }
+
+
+# --- the files ----------------------------------------------------------------------------------------------------
+
+
+class CheckpointError(HeadraceError):
+    """The files are not what a checkpoint should be."""
+
+
+class NoWeights(CheckpointError):
+    """A directory without weights."""
+
+    directory: str
+    found: Sequence[str]
+    template = "{directory!r} holds no weights: there is no *.safetensors file in it (it has: {found:list})."
+    remedy = "Give the directory that holds config.json and the *.safetensors files, or a .gguf file."
+    example = {"directory": "models/empty", "found": ["README.md"]}
+
+
+class MissingConfig(CheckpointError):
+    """A directory with weights and no config.json, or one that is not JSON."""
+
+    directory: str
+    reason: str
+    template = "{directory!r} has no usable config.json: {reason}."
+    remedy = "Copy the model's config.json into that directory; without it the architecture is unknown."
+    example = {"directory": "models/no-config", "reason": "the file is missing"}
+
+
+class MissingShard(CheckpointError):
+    """The index names a file that is not there."""
+
+    index: str
+    shard: str
+    tensors: int
+    template = "{index!r} says that {tensors} tensors are in {shard!r}, and that file is not there."
+    remedy = "Download that file again into the same directory; the other shards can stay."
+    example = {"index": "models/m/model.safetensors.index.json", "shard": "model-00002-of-00002.safetensors", "tensors": 9}
+
+
+class CorruptIndex(CheckpointError):
+    """The index is not a JSON object with a weight map, or disagrees with the shards."""
+
+    index: str
+    reason: str
+    template = "{index!r} cannot be used: {reason}."
+    remedy = "Download the index again, or delete it if all tensors are in one model.safetensors."
+    example = {"index": "models/m/model.safetensors.index.json", "reason": "it has no weight_map"}
+
+
+class TruncatedFile(CheckpointError):
+    """A safetensors file ends before the bytes that its header promises."""
+
+    file: str
+    expected_bytes: int
+    actual_bytes: int
+    template = "{file!r} is cut off: its header describes {expected_bytes} bytes and the file has {actual_bytes}."
+    remedy = "Download that file again; the other shards can stay."
+    example = {"file": "model.safetensors", "expected_bytes": 1000, "actual_bytes": 900}
+
+
+class CorruptHeader(CheckpointError):
+    """A safetensors header that lies: bad JSON, overlapping or impossible ranges, sizes that contradict shapes."""
+
+    file: str
+    reason: str
+    template = "The safetensors header of {file!r} cannot be trusted: {reason}."
+    remedy = "Download that file again; if it came out of a converter, convert again with safetensors' save_file."
+    example = {"file": "model.safetensors", "reason": "tensor 'b' overlaps tensor 'a' by 16 bytes"}
+
+
+class UnknownDtype(CheckpointError):
+    """A tensor has a dtype that this version does not know."""
+
+    file: str
+    tensor: str
+    dtype: str
+    known: Sequence[str]
+    template = "Tensor {tensor!r} in {file!r} has the dtype {dtype!r}, which is not known here."
+    remedy = "Known dtypes are {known:list}. Convert the checkpoint to one of them."
+    example = {"file": "model.safetensors", "tensor": "w", "dtype": "F7", "known": ["BF16", "F32"]}
+
+
+class TensorMismatch(CheckpointError):
+    """The checkpoint's tensors do not match the model that its config describes."""
+
+    model: str
+    reason: str
+    names: Sequence[str]
+    template = "The weights in {model!r} do not fit the model that its config describes: {reason} ({names:list})."
+    remedy = "Check that config.json and the weights come from the same release of the model."
+    example = {"model": "models/m", "reason": "2 tensors are missing", "names": ["model.norm.weight"]}
+
+
+class CorruptGguf(CheckpointError):
+    """A .gguf file that cannot be read or converted."""
+
+    file: str
+    reason: str
+    template = "{file!r} cannot be imported: {reason}."
+    remedy = "Download the file again, or take a .gguf of a supported architecture and quantization."
+    example = {"file": "model.gguf", "reason": "it does not begin with the GGUF magic"}
+
+
+# --- while it runs ------------------------------------------------------------------------------------------------
+
+
+class ReadError(HeadraceError, OSError):
+    """A read failed while weights were moving: this pass is lost, the next one reads again."""
+
+    file: str
+    offset: int
+    nbytes: int
+    reason: str
+    template = "Reading {nbytes} bytes at offset {offset} of {file!r} failed: {reason}."
+    remedy = "This pass failed and nothing else was lost; the next pass reads again. Check the disk and the file."
+    example = {"file": "model.safetensors", "offset": 4096, "nbytes": 8192, "reason": "Input/output error"}
+    exit_code = 1
+
+
+class WriteError(HeadraceError, OSError):
+    """An import could not be written; what was written of it is gone again."""
+
+    path: str
+    needed_bytes: int
+    free_bytes: int
+    reason: str
+    template = (
+        "Writing to {path!r} failed: {reason} (needed {needed_bytes:size}, free {free_bytes:size}). "
+        "The half-written import was removed."
+    )
+    remedy = "Free some space, or put the cache elsewhere with XDG_CACHE_HOME=/path/with/room."
+    example = {"path": "/cache", "needed_bytes": 2**30, "free_bytes": 2**20, "reason": "No space left on device"}
+    exit_code = 1
+
+
+class MissingPackage(HeadraceError, ImportError):
+    """A part of Headrace needs a package that is not installed."""
+
+    package: str
+    purpose: str
+    extra: str
+    template = "{purpose} needs the package {package!r}, which is not installed."
+    remedy = "Run: pip install 'headrace[{extra}]'"
+    example = {"package": "torch", "purpose": "Running a model", "extra": "engine"}
+
+
+class OffloadedWeightsError(HeadraceError, RuntimeError):
+    """Weights that live on disk were asked for as if they were in memory."""
+
+    action: str
+    count: int
+    names: Sequence[str]
+    template = "{action} is not possible: {count} weights of this model live on disk ({names:list})."
+    remedy = "Copy the checkpoint directory instead, or load the model with everything resident (a larger memory=)."
+    example = {"action": "state_dict()", "count": 3, "names": ["model.layers.0.mlp.up_proj.weight"]}
+    exit_code = 1
+
+
+class ClosedError(HeadraceError, RuntimeError):
+    """A model was used after its engine was closed."""
+
+    template = "This model was closed, and its streamed weights are no longer there."
+    remedy = "Load it again with headrace.load(...)."
+    example = {}
+    exit_code = 1
