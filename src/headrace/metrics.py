@@ -1,0 +1,111 @@
+"""Counters and spans: what moved, what waited, for how long. Imports nothing of ours and does no I/O of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine was opened (or since `reset`); times in seconds."""
+
+    passes: int = 0
+    blocks_run: int = 0
+    read_bytes: int = 0
+    """Bytes that reads asked the disk for, alignment included."""
+    reads: int = 0
+    read_s: float = 0.0
+    """Summed over reader threads: more than wall time when reads overlap."""
+    stall_s: float = 0.0
+    """Time a block waited for its weights."""
+    stalls: int = 0
+    slot_misses: int = 0
+    """Blocks that were not where the schedule expected them and were read on the spot."""
+    overflow_slots: int = 0
+    """Blocks that ran while every slot was in use (nested blocks) and got a slab of their own for that call."""
+    gathered_rows: int = 0
+    read_errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time on one thread; seconds of `time.perf_counter`."""
+
+    name: str
+    category: str
+    thread: str
+    start_s: float
+    duration_s: float
+
+
+class Metrics:
+    """Counters, and spans while `tracing`.
+
+    Guarantees: every method may be called from any thread; with tracing off a span costs one attribute test.
+    """
+
+    MAX_SPANS = 1_000_000
+    """About 200 MB of trace: beyond it spans are dropped and counted, so that a long chat cannot fill the memory."""
+
+    def __init__(self, *, tracing: bool = False) -> None:
+        self.tracing = tracing
+        self.dropped_spans = 0
+        self._counters = Counters()
+        self._spans: list[Span] = []
+        self._lock = threading.Lock()
+
+    def add(self, **amounts: float) -> None:
+        """Add to counters by name."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self._counters, name, getattr(self._counters, name) + amount)
+
+    def span(self, name: str, category: str, start_s: float) -> None:
+        """Record a span that began at `start_s` (of `time.perf_counter`) and ends now."""
+        if not self.tracing:
+            return
+        span = Span(name, category, threading.current_thread().name, start_s, time.perf_counter() - start_s)
+        with self._lock:
+            if len(self._spans) < self.MAX_SPANS:
+                self._spans.append(span)
+            else:
+                self.dropped_spans += 1
+
+    def counters(self) -> Counters:
+        """A copy that does not change any more."""
+        with self._lock:
+            return Counters(**{field.name: getattr(self._counters, field.name) for field in fields(Counters)})
+
+    def spans(self) -> list[Span]:
+        with self._lock:
+            return list(self._spans)
+
+    def write_trace(self, path: Path) -> None:
+        """Write the spans as Chrome trace events, which Perfetto and chrome://tracing open.
+
+        Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (complete events, "X").
+        """
+        spans = self.spans()
+        origin_s = min((span.start_s for span in spans), default=0.0)
+        threads = {name: number for number, name in enumerate(dict.fromkeys(span.thread for span in spans), start=1)}
+        events: list[dict[str, object]] = [
+            {"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": name}}
+            for name, number in threads.items()
+        ]
+        events += [
+            {
+                "ph": "X",
+                "pid": 1,
+                "tid": threads[span.thread],
+                "name": span.name,
+                "cat": span.category,
+                "ts": (span.start_s - origin_s) * 1e6,
+                "dur": span.duration_s * 1e6,
+            }
+            for span in spans
+        ]
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

@@ -1,0 +1,294 @@
+"""The checkpoint on disk: its tensors, their byte ranges, and the few large aligned reads that bring them.
+
+Knows nothing of torch, of models or of when bytes are wanted, and writes nothing.
+Format: https://github.com/huggingface/safetensors#format (8 bytes of header length, JSON header, then the data).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headrace import errors
+from headrace.core import Segment, StoredTensor
+
+DIRECT_ALIGNMENT = 4096
+"""Direct I/O wants file offset, length and memory address at multiples of the logical block size; 4096 suits all."""
+
+TENSOR_ALIGNMENT = 64
+"""Tensors start at multiples of this in slots and residents alike: kernels pick their path by alignment, and another
+path can give other last bits."""
+
+MAX_HEADER_BYTES = 100 * 2**20
+
+DTYPE_BITS: Mapping[str, int] = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+INDEX_NAME = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A directory of safetensors files, its headers read and found consistent."""
+
+    directory: Path
+    tensors: Mapping[str, StoredTensor]
+    files: Mapping[str, int]
+    """File name (as in `Segment.file`) to its size in bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Payload: the bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def path(self, file: str) -> Path:
+        return self.directory / file
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """Read and check every header of the checkpoint in `directory`; no tensor data is read.
+
+    Raises: NoWeights, MissingShard, CorruptIndex, CorruptHeader, TruncatedFile, UnknownDtype.
+    """
+    index = directory / INDEX_NAME
+    names = _files_of_index(index) if index.exists() else _files_of_directory(directory)
+    tensors: dict[str, StoredTensor] = {}
+    sizes: dict[str, int] = {}
+    for name in names:
+        path = directory / name
+        sizes[name] = path.stat().st_size
+        for tensor in read_header(path):
+            if tensor.name in tensors:
+                other = tensors[tensor.name].segment.file
+                raise errors.CorruptHeader(file=str(path), reason=f"tensor {tensor.name!r} is also in {other!r}")
+            tensors[tensor.name] = tensor
+    if index.exists():
+        _check_index(index, tensors)
+    return Checkpoint(directory, tensors, sizes)
+
+
+def _files_of_directory(directory: Path) -> list[str]:
+    names = sorted(path.name for path in directory.glob("*.safetensors"))
+    if "model.safetensors" in names:  # others beside it are adapters or copies in another format
+        return ["model.safetensors"]
+    if not names:
+        raise errors.NoWeights(directory=str(directory), found=sorted(path.name for path in directory.iterdir())[:8])
+    return names
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        loaded = json.loads(index.read_bytes())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise errors.CorruptIndex(index=str(index), reason=f"it is not JSON ({error})") from None
+    weight_map = loaded.get("weight_map") if isinstance(loaded, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise errors.CorruptIndex(index=str(index), reason="it has no weight_map, or an empty one")
+    for tensor, file in weight_map.items():
+        # A shard is a plain file name: an index from elsewhere must not reach outside of its directory.
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
+            raise errors.CorruptIndex(index=str(index), reason=f"tensor {tensor!r} is mapped to {file!r}, not a file name")
+    return weight_map
+
+
+def _files_of_index(index: Path) -> list[str]:
+    weight_map = _weight_map(index)
+    for file in sorted(set(weight_map.values())):
+        if not (index.parent / file).is_file():
+            count = sum(1 for shard in weight_map.values() if shard == file)
+            raise errors.MissingShard(index=str(index), shard=file, tensors=count)
+    return sorted(set(weight_map.values()))
+
+
+def _check_index(index: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    for name, file in _weight_map(index).items():
+        if name not in tensors:
+            raise errors.CorruptIndex(index=str(index), reason=f"tensor {name!r} is not in {file!r}, where it should be")
+        if tensors[name].segment.file != file:
+            found = tensors[name].segment.file
+            raise errors.CorruptIndex(index=str(index), reason=f"tensor {name!r} is in {found!r}, not in {file!r}")
+
+
+def read_header(path: Path) -> list[StoredTensor]:
+    """The tensors of one safetensors file in file order, checked against each other and against the file's size.
+
+    Raises: CorruptHeader, TruncatedFile, UnknownDtype.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header, data_start = _load_header(file, path, size)
+    tensors = [
+        _parse_entry(path, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"
+    ]
+    tensors.sort(key=lambda tensor: (tensor.segment.offset, tensor.segment.nbytes))
+    end = data_start
+    for before, tensor in zip([None, *tensors], tensors, strict=False):
+        start = tensor.segment.offset
+        if start < end and before is not None:
+            reason = f"tensor {tensor.name!r} overlaps tensor {before.name!r} by {end - start} bytes"
+            raise errors.CorruptHeader(file=str(path), reason=reason)
+        if start > end:
+            reason = f"{start - end} bytes before tensor {tensor.name!r} belong to no tensor"
+            raise errors.CorruptHeader(file=str(path), reason=reason)
+        end = start + tensor.nbytes
+    if size < end:
+        raise errors.TruncatedFile(file=str(path), expected_bytes=end, actual_bytes=size)
+    if size > end:
+        raise errors.CorruptHeader(file=str(path), reason=f"{size - end} bytes after the last tensor belong to no tensor")
+    return tensors
+
+
+def _load_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any], int]:
+    """The JSON header and the offset in the file at which data begins."""
+    if size < 8:
+        raise errors.TruncatedFile(file=str(path), expected_bytes=8, actual_bytes=size)
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > MAX_HEADER_BYTES:
+        reason = f"it claims to be {length} bytes long, more than the format's limit of {MAX_HEADER_BYTES}"
+        raise errors.CorruptHeader(file=str(path), reason=reason)
+    if 8 + length > size:
+        raise errors.TruncatedFile(file=str(path), expected_bytes=8 + length, actual_bytes=size)
+    try:
+        header = json.loads(file.read(length), object_pairs_hook=_unique_keys)
+    except (ValueError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.CorruptHeader(file=str(path), reason=f"it is not JSON ({error})") from None
+    if not isinstance(header, dict):
+        raise errors.CorruptHeader(file=str(path), reason="it is not a JSON object")
+    return header, 8 + length
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = dict(pairs)
+    if len(keys) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError("{!r} is there twice".format(twice))  # noqa: UP032 - becomes the reason of CorruptHeader
+    return keys
+
+
+def _parse_entry(path: Path, name: str, entry: Any, data_start: int) -> StoredTensor:
+    def corrupt(reason: str) -> errors.CorruptHeader:
+        return errors.CorruptHeader(file=str(path), reason=f"tensor {name!r} {reason}")
+
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise corrupt("lacks dtype, shape or data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if dtype not in DTYPE_BITS:
+        raise errors.UnknownDtype(file=str(path), tensor=name, dtype=str(dtype), known=sorted(DTYPE_BITS))
+    if not _is_counts(shape):
+        raise corrupt(f"has the shape {shape!r}")
+    if not _is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise corrupt(f"has the data_offsets {offsets!r}")
+    nbytes = math.prod(shape) * DTYPE_BITS[dtype] // 8
+    if offsets[1] - offsets[0] != nbytes:
+        raise corrupt(f"is {dtype} {tuple(shape)}, {nbytes} bytes, but its data_offsets span {offsets[1] - offsets[0]}")
+    return StoredTensor(name, dtype, tuple(shape), Segment(path.name, data_start + offsets[0], nbytes))
+
+
+def _is_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+# --- reads --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A segment of a file and the offset in the target buffer where its bytes go."""
+
+    segment: Segment
+    target_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """From an offset in what was read to an offset in the target."""
+
+    source_offset: int
+    target_offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One aligned read of a file and what of it goes where."""
+
+    file: str
+    offset: int
+    nbytes: int
+    """A multiple of DIRECT_ALIGNMENT; at the end of the file fewer come back."""
+    needed_bytes: int
+    """From the start of the read to the last byte that is wanted."""
+    copies: tuple[Copy, ...]
+
+
+def align_up(value: int, alignment: int) -> int:
+    return -(-value // alignment) * alignment
+
+
+def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Offsets for tensors of these sizes in one buffer, each at a multiple of TENSOR_ALIGNMENT, and the buffer's size.
+
+    The size is a multiple of DIRECT_ALIGNMENT, so that buffers can be packed one after the other.
+    """
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end = align_up(end + size, TENSOR_ALIGNMENT)
+    return offsets, align_up(end, DIRECT_ALIGNMENT)
+
+
+def coalesce(placements: Sequence[Placement], chunk_bytes: int) -> tuple[Read, ...]:
+    """The reads that bring all `placements`: runs of neighbours merged, then cut at multiples of `chunk_bytes`.
+
+    Segments are merged if the gap between them is smaller than one aligned page, which would be read anyhow: so a
+    pass reads at most one page more at either end of each run.
+    """
+    assert chunk_bytes % DIRECT_ALIGNMENT == 0
+    wanted = sorted(
+        (placement for placement in placements if placement.segment.nbytes),
+        key=lambda placement: (placement.segment.file, placement.segment.offset),
+    )
+    reads: list[Read] = []
+    run: list[Placement] = []
+    for placement in wanted:
+        if run and not _adjoins(run[-1].segment, placement.segment):
+            reads.extend(_cut(run, chunk_bytes))
+            run = []
+        run.append(placement)
+    if run:
+        reads.extend(_cut(run, chunk_bytes))
+    return tuple(reads)
+
+
+def _adjoins(first: Segment, second: Segment) -> bool:
+    gap = second.offset - (first.offset + first.nbytes)
+    return first.file == second.file and gap < DIRECT_ALIGNMENT
+
+
+def _cut(run: Sequence[Placement], chunk_bytes: int) -> Iterable[Read]:
+    file = run[0].segment.file
+    start = run[0].segment.offset // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
+    end = max(placement.segment.offset + placement.segment.nbytes for placement in run)
+    first = 0
+    for offset in range(start, end, chunk_bytes):
+        stop = min(offset + chunk_bytes, end)
+        copies = []
+        while run[first].segment.offset + run[first].segment.nbytes <= offset:
+            first += 1
+        for placement in run[first:]:
+            segment = placement.segment
+            if segment.offset >= stop:
+                break
+            low, high = max(offset, segment.offset), min(stop, segment.offset + segment.nbytes)
+            copies.append(Copy(low - offset, placement.target_offset + low - segment.offset, high - low))
+        yield Read(file, offset, align_up(stop - offset, DIRECT_ALIGNMENT), stop - offset, tuple(copies))
