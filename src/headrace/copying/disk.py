@@ -1,0 +1,260 @@
+"""Named threads that read a checkpoint's bytes into memory with direct I/O. Knows files and addresses, not models.
+
+Each thread reads an aligned chunk into a staging buffer of its own and copies from there to where each tensor
+belongs: tensors in a file start where the header happens to end, tensors in a slab at multiples of 64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headrace import errors
+from headrace.metrics import Metrics
+from headrace.store import Read
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 4 * 2**20
+READER_THREADS = 4
+
+
+class Ticket:
+    """Reads that belong together: one block's.
+
+    Guarantees: `wait` returns after the last byte has been written, or raises the first error; once `wait` or
+    `wait_idle` has returned, no thread touches the target any more.
+    """
+
+    def __init__(self, label: str, count: int) -> None:
+        self.label = label
+        self._remaining = count
+        self._error: errors.HeadraceError | None = None
+        self._cancelled = False
+        self._changed = threading.Condition()
+
+    @property
+    def ready(self) -> bool:
+        with self._changed:
+            return self._remaining == 0
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    @property
+    def wanted(self) -> bool:
+        """False once reading on makes no sense."""
+        return self._error is None and not self._cancelled
+
+    def cancel(self) -> None:
+        """Reads not begun yet are skipped."""
+        self._cancelled = True
+
+    def wait_idle(self) -> None:
+        """Wait until no read of this ticket is in flight or queued, whatever became of them."""
+        with self._changed:
+            while self._remaining:
+                self._changed.wait()
+
+    def wait(self) -> None:
+        """Wait for all bytes. Raises: ReadError."""
+        self.wait_idle()
+        if self._error is not None:
+            # A new object: one error may reach several waiters, and each adds its own traceback.
+            raise type(self._error)(**self._error.facts)
+
+    def finish_one(self, error: errors.HeadraceError | None = None) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._remaining -= 1
+            if self._remaining == 0:
+                self._changed.notify_all()
+
+
+class _File:
+    """An open checkpoint file, direct if the file system can."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.direct = False
+        self._replaced: int | None = None
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))
+            self.direct = hasattr(os, "O_DIRECT")
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise errors.ReadError(file=str(path), offset=0, nbytes=0, reason=os.strerror(error.errno or 0)) from None
+            self.fall_back()
+
+    def fall_back(self) -> None:
+        """Buffered reads, with the page cache dropped behind them. Other threads may be inside of a direct read."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._replaced = self.descriptor if self.direct else None
+        self.direct, self.descriptor = False, descriptor
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        if self._replaced is not None:
+            os.close(self._replaced)
+
+
+class DiskReader:
+    """Reads chunks in the order in which they were asked for, several at a time.
+
+    Memory: `threads` x `chunk_bytes` of staging. Guarantees: `submit` never blocks; chunks of a ticket may arrive in
+    any order; an error fails its ticket only. `close` waits for the threads and is idempotent.
+    """
+
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        metrics: Metrics,
+        *,
+        threads: int = READER_THREADS,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self.chunk_bytes = chunk_bytes
+        self.metrics = metrics
+        self.fallbacks: list[str] = []
+        self._fallback_lock = threading.Lock()
+        self._paths = dict(paths)
+        self._files: dict[str, _File] = {}
+        self._queue: deque[tuple[Ticket, Read, int]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"headrace-disk-{number}", daemon=True) for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def staging_bytes(self) -> int:
+        return len(self._threads) * self.chunk_bytes
+
+    def submit(self, reads: Sequence[Read], target_address: int, label: str, *, urgent: bool = False) -> Ticket:
+        """Start `reads` into memory at `target_address`; `urgent` ones go before everything that is queued.
+
+        The caller keeps the target's memory alive until the ticket is idle.
+        """
+        ticket = Ticket(label, len(reads))
+        work = [(ticket, read, target_address) for read in reads]
+        with self._changed:
+            if self._closed:
+                raise errors.ClosedError()
+            if urgent:
+                self._queue.extendleft(reversed(work))
+            else:
+                self._queue.extend(work)
+            self._changed.notify(len(work))
+        return ticket
+
+    def close(self) -> None:
+        """Skip what is queued, finish what is in flight, end the threads, close the files."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            skipped = list(self._queue)
+            self._queue.clear()
+            self._changed.notify_all()
+        for ticket, _, _ in skipped:
+            ticket.finish_one(errors.ClosedError())
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _serve(self) -> None:
+        with mmap.mmap(-1, self.chunk_bytes) as staging:
+            anchor = ctypes.c_char.from_buffer(staging)
+            address, view = ctypes.addressof(anchor), memoryview(staging)
+            try:
+                while (work := self._next()) is not None:
+                    self._read(*work, view, address)
+            finally:
+                view.release()
+                del anchor
+
+    def _next(self) -> tuple[Ticket, Read, int] | None:
+        with self._changed:
+            while not self._queue and not self._closed:
+                self._changed.wait()
+            return self._queue.popleft() if self._queue else None
+
+    def _read(self, ticket: Ticket, read: Read, target: int, staging: memoryview, staging_address: int) -> None:
+        error: errors.HeadraceError | None = None
+        if ticket.wanted:
+            start_s = time.perf_counter()
+            try:
+                self._fill(read, staging)
+                for copy in read.copies:
+                    # ctypes lets other threads run during the copy; slicing a memoryview would not.
+                    ctypes.memmove(target + copy.target_offset, staging_address + copy.source_offset, copy.nbytes)
+            except errors.HeadraceError as failure:
+                error = failure
+                self.metrics.add(read_errors=1)
+            else:
+                self.metrics.add(reads=1, read_bytes=read.nbytes, read_s=time.perf_counter() - start_s)
+                self.metrics.span(ticket.label, "read", start_s)
+        ticket.finish_one(error)
+
+    def _fill(self, read: Read, staging: memoryview) -> None:
+        """Read until everything needed is in `staging`. Raises: ReadError."""
+
+        def failure(reason: str) -> errors.ReadError:
+            path = str(self._paths[read.file])
+            return errors.ReadError(file=path, offset=read.offset, nbytes=read.needed_bytes, reason=reason)
+
+        file = self._open(read.file)
+        done = 0
+        while done < read.needed_bytes:
+            try:
+                count = self._pread(file, staging[done : read.nbytes], read.offset + done)
+            except OSError as error:
+                if error.errno == errno.EINVAL and file.direct:
+                    self._fall_back(file)
+                    continue
+                raise failure(os.strerror(error.errno or 0)) from None
+            if count == 0:
+                raise failure("the file ends before it: it was cut off while it was in use")
+            done += count
+        if not file.direct:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file.descriptor, read.offset, read.nbytes, os.POSIX_FADV_DONTNEED)
+
+    def _pread(self, file: _File, into: memoryview, offset: int) -> int:
+        """One system call; the seam where tests inject failures."""
+        return os.preadv(file.descriptor, [into], offset)
+
+    def _open(self, name: str) -> _File:
+        with self._fallback_lock:
+            if name not in self._files:
+                self._files[name] = _File(self._paths[name])
+                if not self._files[name].direct:
+                    self._announce(self._files[name])
+            return self._files[name]
+
+    def _fall_back(self, file: _File) -> None:
+        with self._fallback_lock:
+            if file.direct:
+                file.fall_back()
+                self._announce(file)
+
+    def _announce(self, file: _File) -> None:
+        message = f"direct reads are not possible in {str(file.path.parent)!r}: reading through the page cache"
+        if message not in self.fallbacks:
+            self.fallbacks.append(message)
+            logger.warning(message)

@@ -1,0 +1,34 @@
+"""Slabs: page-aligned memory that weights land in, exactly as large as asked for. Knows nothing of what lies in it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import torch
+
+from headrace.store import DIRECT_ALIGNMENT, align_up
+
+
+class Slab:
+    """Anonymous memory, page-aligned, so that direct I/O may write into it and nothing rounds its size up.
+
+    Pages are committed when first written: a slab costs nothing before. `release` gives pages back at once, which
+    freeing a torch tensor does not promise.
+    """
+
+    def __init__(self, nbytes: int, *, huge_pages: bool = True) -> None:
+        self.nbytes = align_up(max(nbytes, 1), DIRECT_ALIGNMENT)
+        self._map = mmap.mmap(-1, self.nbytes)
+        if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:  # a kernel without transparent huge pages: slower page walks, nothing else
+                pass
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        """1-d uint8 over the whole slab; it keeps the memory alive."""
+
+    def discard(self) -> None:
+        """Drop the contents and give the pages back to the system; the slab can be written again."""
+        self._map.madvise(mmap.MADV_DONTNEED)
