@@ -1,0 +1,111 @@
+"""What this machine has: memory this process may use, and how fast weights go through its cores. Knows no model.
+
+torch is imported only where a rate of its kernels is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+UNLIMITED_BYTES = 2**60
+"""Control groups write a huge number for "no limit"."""
+
+
+def available_bytes() -> int:
+    """Memory that this process could fill: what is free plus what it has, within its control group's limit."""
+    free = _meminfo_available() + resident_bytes()
+    limit = control_group_limit_bytes()
+    return min(free, limit) if limit is not None else free
+
+
+def _meminfo_available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def control_group_limit_bytes(proc: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS) -> int | None:
+    """The smallest memory limit of this process's control group and its parents (v1 and v2), or None."""
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return None
+    limits = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            limits += _limits(root, path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits(root / "memory", path, "memory.limit_in_bytes")
+    return min(limits, default=None)
+
+
+def _limits(root: Path, path: str, name: str) -> list[int]:
+    group = root / path.lstrip("/")
+    limits = []
+    for folder in (group, *group.parents):
+        try:
+            text = (folder / name).read_text().strip()
+        except OSError:
+            text = "max"
+        if text != "max" and int(text) < UNLIMITED_BYTES:
+            limits.append(int(text))
+        if folder == root:
+            break
+    return limits
+
+
+def resident_bytes() -> int:
+    """This process's resident set now (VmRSS)."""
+    return _status_bytes("VmRSS") or peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """This process's largest resident set so far. VmHWM, since ru_maxrss carries over what the parent had at fork."""
+    scale = 1 if sys.platform == "darwin" else 1024
+    return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def _status_bytes(field: str) -> int | None:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def measure_compute_bytes_per_s(dtype: str = "bfloat16", nbytes: int = 64 * 2**20) -> float:
+    """Weight bytes per second of a matrix-vector product, as decoding one token does it: the median of five.
+
+    Costs `nbytes` of memory for some milliseconds. `dtype` is torch's name.
+    """
+    import torch
+
+    element = getattr(torch, dtype)
+    columns = 4096
+    rows = nbytes // (columns * torch.empty(0, dtype=element).element_size())
+    weight = torch.full((rows, columns), 0.5, dtype=element)
+    token = torch.ones((1, columns), dtype=element)
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(6):
+            start_s = time.perf_counter()
+            torch.nn.functional.linear(token, weight)
+            seconds.append(time.perf_counter() - start_s)
+    return nbytes / sorted(seconds[1:])[2]  # the first one sets the kernels up

@@ -1,0 +1,431 @@
+"""A transformers model on the meta device, cut into blocks, with every weight traced to its bytes in the checkpoint.
+
+Knows transformers; does not know where weights will live or how they get there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headrace import errors
+from headrace.blocks import Block, Blocks, Site, Weight, find_stacks, named_sites
+from headrace.core import BlockShape, ModelShape, ParamShape, StoredTensor
+from headrace.store import Checkpoint
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32,
+    "I64": torch.int64, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Skeleton:
+    """A model without weights, and how to get each of them."""
+
+    model: nn.Module
+    blocks: Blocks
+    shape: ModelShape
+    dtype: torch.dtype
+    converters: Mapping[str, Callable[[], torch.Tensor]]
+    """By weight name: what makes a weight that is not stored as the model holds it (cast, fused, transposed)."""
+    ignored: tuple[str, ...]
+    """Stored tensors that the model has no use for."""
+
+
+def build(directory: Path, checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Skeleton:
+    """The model that `directory`'s config describes, on the meta device; buffers are real.
+
+    It runs in the dtype that most of its bytes are stored in: casting would mean work for every byte that streams.
+
+    Raises: UnsupportedModel, TensorMismatch.
+    """
+    config = _load_config(directory, trust_remote_code)
+    dtype = _stored_dtype(checkpoint)
+    model = _empty_model(directory, config, dtype, trust_remote_code)
+    _apply_fp32_rules(model, dtype)
+    sources, ignored = _trace(model, checkpoint)
+    weights, converters = _collect_weights(directory, model, checkpoint, sources)
+    blocks = _cut(model, weights)
+    return Skeleton(model, blocks, _shape(model, blocks, config), dtype, converters, tuple(ignored))
+
+
+def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
+    """The checkpoint's tokenizer. Raises: UnsupportedModel."""
+    from transformers import AutoTokenizer
+
+    try:
+        with _quiet_transformers():
+            return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers raises whatever its parsers raise
+        raise errors.UnsupportedModel(
+            model=str(directory),
+            reason=f"its tokenizer cannot be loaded ({_first_line(error)})",
+            suggestion="Put the model's tokenizer.json and tokenizer_config.json beside the weights.",
+        ) from error
+
+
+def max_positions(model: nn.Module) -> int | None:
+    """The longest sequence that the model's config allows, if it says."""
+    config: Any = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    value = getattr(text, "max_position_embeddings", None)
+    return value if isinstance(value, int) else None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Its loading chatter is about weights it did not load: ours to load."""
+    library = logging.getLogger("transformers")
+    level = library.level
+    library.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        library.setLevel(level)
+
+
+def _load_config(directory: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        with _quiet_transformers():
+            config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise errors.UnsupportedModel(
+            model=str(directory),
+            reason=f"transformers cannot read its config ({_first_line(error)})",
+            suggestion="Upgrade with `pip install -U transformers`, or check config.json.",
+        ) from error
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        raise errors.UnsupportedModel(
+            model=str(directory),
+            reason=f"its weights are quantized ({method}), and quantized weights cannot be streamed yet",
+            suggestion="Use the model's unquantized checkpoint (bf16, f16 or f32), or a .gguf file, which is imported.",
+        )
+    return config
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """The floating dtype that most bytes are stored in."""
+    nbytes: dict[str, int] = {}
+    for tensor in checkpoint.tensors.values():
+        if tensor.dtype in ("F16", "BF16", "F32", "F64"):
+            nbytes[tensor.dtype] = nbytes.get(tensor.dtype, 0) + tensor.nbytes
+    return TORCH_DTYPES[max(nbytes, key=lambda dtype: nbytes[dtype])] if nbytes else torch.float32
+
+
+def _empty_model(directory: Path, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.initialization import no_init_weights
+
+    try:
+        with _quiet_transformers(), no_init_weights(), init_empty_weights(include_buffers=False):
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        model.tie_weights()
+    except Exception as error:
+        raise errors.UnsupportedModel(
+            model=str(directory),
+            reason=f"transformers cannot build a language model from its config ({_first_line(error)})",
+            suggestion="Use a checkpoint of a causal language model that this transformers version knows.",
+        ) from error
+    if (directory / "generation_config.json").exists():
+        with _quiet_transformers(), contextlib.suppress(OSError, ValueError):
+            model.generation_config = GenerationConfig.from_pretrained(directory)
+    model.requires_grad_(False)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def _apply_fp32_rules(model: Any, dtype: torch.dtype) -> None:
+    """Some models keep a few modules in float32 whatever the dtype; transformers' from_pretrained sees to that."""
+    import re
+
+    names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    if dtype not in (torch.float16, torch.bfloat16) or not names:
+        return
+    pattern = re.compile("|".join(rf"(^|\.){re.escape(name)}($|\.)" for name in names))
+    for name, parameter in list(model.named_parameters()):
+        if pattern.search(name):
+            module = model.get_submodule(name.rpartition(".")[0])
+            raised = nn.Parameter(parameter.to(torch.float32), requires_grad=False)
+            module._parameters[name.rpartition(".")[2]] = raised
+
+
+# --- from the checkpoint's names to the model's --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a parameter or buffer is made of."""
+
+    stored: tuple[tuple[str, StoredTensor], ...]
+    """(transformers' source pattern, tensor), in the order of the checkpoint's names."""
+    converter: Any
+    """transformers' WeightConverter, or None if the tensor is stored as the model holds it."""
+
+
+def _trace(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, _Source], list[str]]:
+    """By name in the model: the stored tensors it is made of; and the stored tensors that nothing is made of."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    wanted = model.state_dict()
+    prefix = model.base_model_prefix
+    found: dict[str, list[tuple[str, StoredTensor]]] = {}
+    used: dict[str, Any] = {}
+    ignored = []
+    for name in sorted(checkpoint.tensors, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, prefix, wanted)
+        if target not in wanted and name in wanted:
+            target, pattern = rename_source_key(name, [], [], prefix, wanted)
+        if target in wanted:
+            found.setdefault(target, []).append((pattern or name, checkpoint.tensors[name]))
+            used[target] = by_pattern[pattern] if pattern is not None else None
+        else:
+            ignored.append(name)
+    return {target: _Source(tuple(stored), used[target]) for target, stored in found.items()}, ignored
+
+
+def _parts(source: _Source) -> tuple[StoredTensor, ...] | None:
+    """The tensors whose bytes one after the other are the parameter's, or None if it takes more than moving bytes.
+
+    A stack of experts is such a sequence, and so is one whose experts are made of several matrices, one above the
+    other: expert by expert, matrix by matrix.
+    """
+    if source.converter is None:
+        return tuple(tensor for _, tensor in source.stored) if len(source.stored) == 1 else None
+    names = [type(operation).__name__ for operation in source.converter.operations]
+    dims = [getattr(operation, "dim", None) for operation in source.converter.operations]
+    if len(source.converter.target_patterns) != 1 or (names, dims) not in (
+        (["MergeModulelist"], [0]),
+        (["MergeModulelist", "Concatenate"], [0, 1]),
+    ):
+        return None
+    by_pattern = {pattern: [t for p, t in source.stored if p == pattern] for pattern in source.converter.source_patterns}
+    counts = {len(tensors) for tensors in by_pattern.values()}
+    if len(counts) != 1 or not counts.pop():
+        return None
+    return tuple(tensor for expert in zip(*by_pattern.values(), strict=True) for tensor in expert)
+
+
+def _collect_weights(
+    directory: Path, model: Any, checkpoint: Checkpoint, sources: Mapping[str, _Source]
+) -> tuple[dict[int, Weight], dict[str, Callable[[], torch.Tensor]]]:
+    """By identity of the parameter: its weight; and by name what converts those that cannot be read as they are."""
+    weights: dict[int, Weight] = {}
+    converters: dict[str, Callable[[], torch.Tensor]] = {}
+    missing, wrong = [], []
+    for identity, sites in named_sites(model).items():
+        parameter = sites[0].module._parameters[sites[0].attribute]
+        assert parameter is not None
+        source = next((sources[site.name] for site in sites if site.name in sources), None)
+        if source is None:
+            missing.append(sites[0].name)
+            continue
+        parts = _parts(source) or ()
+        as_stored = parts and sum(part.nbytes for part in parts) == parameter.numel() * parameter.element_size()
+        if not (as_stored and all(TORCH_DTYPES[part.dtype] == parameter.dtype for part in parts)):
+            parts = ()
+        if source.converter is None and source.stored[0][1].shape != tuple(parameter.shape):
+            wrong.append(f"{sites[0].name}: stored {source.stored[0][1].shape}, model {tuple(parameter.shape)}")
+        weight = Weight(tuple(sites), parameter, parts)
+        weights[identity] = weight
+        if not parts:
+            target = next(site.name for site in sites if site.name in sources)
+            converters[weight.name] = _converter(model, checkpoint, target, source, parameter)
+    _check_matches(directory, missing, wrong)
+    _load_buffers(model, checkpoint, sources)
+    return weights, converters
+
+
+def _check_matches(directory: Path, missing: list[str], wrong: list[str]) -> None:
+    if missing:
+        reason = f"{len(missing)} weights of the model are not in the checkpoint"
+        raise errors.TensorMismatch(model=str(directory), reason=reason, names=_few(missing))
+    if wrong:
+        raise errors.TensorMismatch(model=str(directory), reason="shapes differ", names=_few(wrong))
+
+
+def _few(names: list[str]) -> list[str]:
+    return names if len(names) <= 4 else [*names[:4], f"and {len(names) - 4} more"]
+
+
+def _converter(
+    model: Any, checkpoint: Checkpoint, target: str, source: _Source, parameter: nn.Parameter
+) -> Callable[[], torch.Tensor]:
+    def convert() -> torch.Tensor:
+        tensors = [(pattern, _read(checkpoint, tensor)) for pattern, tensor in source.stored]
+        if source.converter is None:
+            return tensors[0][1].to(parameter.dtype)
+        converter = deepcopy(source.converter)
+        for (pattern, stored), (_, tensor) in zip(source.stored, tensors, strict=True):
+            converter.add_tensor(target, stored.name, pattern, tensor)
+        made = converter.convert(target, model=model, config=model.config)
+        value = made[target]
+        value = value[0] if isinstance(value, list) else value
+        return value.to(parameter.dtype)  # type: ignore[no-any-return]
+
+    return convert
+
+
+def _read(checkpoint: Checkpoint, tensor: StoredTensor) -> torch.Tensor:
+    from safetensors import safe_open
+
+    path = checkpoint.path(tensor.segment.file)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(tensor.name)  # type: ignore[no-any-return]
+    except OSError as error:
+        segment = tensor.segment
+        raise errors.ReadError(file=str(path), offset=segment.offset, nbytes=segment.nbytes, reason=str(error)) from None
+
+
+def _load_buffers(model: Any, checkpoint: Checkpoint, sources: Mapping[str, _Source]) -> None:
+    """Persistent buffers that the checkpoint holds; the others have the values their modules made."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, source in sources.items():
+        if name not in parameters and source.converter is None:
+            module = model.get_submodule(name.rpartition(".")[0])
+            attribute = name.rpartition(".")[2]
+            old = module._buffers[attribute]
+            module._buffers[attribute] = _read(checkpoint, source.stored[0][1]).to(old.dtype)
+
+
+# --- cutting into blocks -------------------------------------------------------------------------------------------
+
+
+def _cut(model: Any, weights: Mapping[int, Weight]) -> Blocks:
+    """Embedding table, the layers of every stack, head: in the order of a pass; the rest is fixed.
+
+    A weight belongs to the first block that has all of its sites; one that spans blocks is fixed, except for a head
+    tied to the embedding table, which moves as the head and is looked up by rows as the table.
+    """
+    claimed: set[int] = set()
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    layers: list[Block] = []
+    stacks = find_stacks(model)
+    for stack_name, stack in stacks:
+        for index, module in enumerate(stack):
+            own = _own_weights(module, weights, claimed)
+            if own:
+                layers.append(Block(f"{stack_name}.{index}", module, own))
+    first, last = _table_and_head(model, table, head, weights, claimed)
+    fixed = tuple(weight for identity, weight in weights.items() if identity not in claimed)
+    main = max(stacks, key=lambda stack: sum(p.numel() for p in stack[1].parameters()), default=None)
+    stack_names = tuple(block.name for block in layers if main and block.name.rpartition(".")[0] == main[0])
+    return Blocks((*first, *layers, *last), fixed, stack_names)
+
+
+def _own_weights(module: nn.Module, weights: Mapping[int, Weight], claimed: set[int]) -> tuple[Weight, ...]:
+    inside = set(module.modules())
+    own = []
+    for parameter in module.parameters():
+        weight = weights.get(id(parameter))
+        if weight and id(parameter) not in claimed and all(site.module in inside for site in weight.sites):
+            claimed.add(id(parameter))
+            own.append(weight)
+    return tuple(own)
+
+
+def _table_and_head(
+    model: Any, table: Any, head: Any, weights: Mapping[int, Weight], claimed: set[int]
+) -> tuple[list[Block], list[Block]]:
+    """The block of the embedding table, and the block of the head (with the table's weight if they are tied)."""
+    plain_table = isinstance(table, nn.Embedding) and id(table.weight) in weights
+    plain_head = isinstance(head, nn.Linear) and id(head.weight) in weights
+    if plain_table and plain_head and table.weight is head.weight:
+        weight = weights[id(table.weight)]
+        if not _only_sites(weight, table, head):
+            return [], []
+        claimed.add(id(table.weight))
+        others = _own_weights(head, weights, claimed)  # a bias
+        return [], [Block(_name_of(model, head), head, (weight, *others), kind="head", table=table)]
+    first, last = [], []
+    if plain_table and _only_sites(weights[id(table.weight)], table):
+        claimed.add(id(table.weight))
+        own = (weights[id(table.weight)],)
+        first.append(Block(_name_of(model, table), table, own, kind="embedding", table=table))
+    if plain_head and (own := _own_weights(head, weights, claimed)):
+        last.append(Block(_name_of(model, head), head, own, kind="head"))
+    return first, last
+
+
+def _only_sites(weight: Weight, *modules: nn.Module) -> bool:
+    return all(any(site.module is module for module in modules) for site in weight.sites)
+
+
+def _name_of(model: nn.Module, wanted: nn.Module) -> str:
+    return next(name for name, module in model.named_modules() if module is wanted)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def _shape(model: Any, blocks: Blocks, config: Any) -> ModelShape:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    element = next(iter(blocks.weights())).meta.element_size()
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    vocabulary = int(getattr(text, "vocab_size", 0) or 0)
+    return ModelShape(
+        blocks=tuple(
+            BlockShape(
+                block.name,
+                tuple(ParamShape(weight.name, weight.nbytes, weight.movable) for weight in block.weights),
+                block.kind,
+                gathered=block.kind == "embedding",
+            )
+            for block in blocks.moving
+        ),
+        fixed_bytes=sum(weight.nbytes for weight in blocks.fixed) + buffers,
+        kv_bytes_per_token=_kv_bytes_per_token(text, element),
+        activation_bytes_per_token=_activation_bytes_per_token(text, element),
+        # Scores in the model's dtype, in float32, and sorted copies with their indices while sampling.
+        logits_bytes=vocabulary * (element + 4 * 4 + 8),
+    )
+
+
+def _kv_bytes_per_token(text: Any, element: int) -> int:
+    layers = int(getattr(text, "num_hidden_layers", 0) or 0)
+    heads = int(getattr(text, "num_attention_heads", 0) or 0)
+    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    hidden = int(getattr(text, "hidden_size", 0) or 0)
+    head_dim = int(getattr(text, "head_dim", None) or (hidden // heads if heads else 0))
+    return 2 * layers * kv_heads * head_dim * element
+
+
+def _activation_bytes_per_token(text: Any, element: int) -> int:
+    """Hidden states (input, residual, normed in float32), attention's q, k, v and output, the MLP's three."""
+    hidden = int(getattr(text, "hidden_size", 0) or 0)
+    inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
+    inner = max(inner) if isinstance(inner, (list, tuple)) else int(inner)
+    experts = int(getattr(text, "num_experts_per_tok", 0) or 0)
+    inner = max(inner, experts * int(getattr(text, "moe_intermediate_size", 0) or 0) * 2)
+    return element * (8 * hidden + 4 * inner) + 8 * hidden

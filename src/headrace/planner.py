@@ -1,0 +1,441 @@
+"""plan(shape, machine, demand, config) -> Plan: which bytes stay, which move, how fast that can be. Pure; no torch.
+
+A pass over the layers is a cyclic scan, and a cyclic scan defeats a least-recently-used cache. So what fits stays for
+good and the rest streams. What streams is chosen per parameter, the same cut from every layer where it can be: the ring
+holds only what moves of a layer, so small cuts need small slots, and the reads are spread over the whole pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace import errors
+from headrace.config import OffloadConfig, matches, selected_layers
+from headrace.core import BlockShape, Bound, Choice, Machine, MemoryPlan, ModelShape, ParamShape, Plan
+from headrace.store import DIRECT_ALIGNMENT, TENSOR_ALIGNMENT, align_up
+from headrace.units import format_bytes, format_rate, format_seconds
+
+SMALL_BYTES = 64 * 1024
+"""Parameters below this (norms, biases) move only if everything must: they are not worth a read."""
+
+MAX_CUTS = 4096
+"""Distinct sizes of what moves of a layer that are tried; beyond it every second one, and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the user wants to run, and what running costs before any weight is there."""
+
+    memory_bytes: int | None
+    """For the whole process; None for no limit."""
+    baseline_bytes: int
+    """Interpreter and libraries, measured."""
+    staging_bytes: int
+    context_tokens: int
+    """Prompt and answer together."""
+    prefill_tokens: int
+    batch: int = 1
+    margin_bytes: int = 0
+    """For what nobody can count: allocator slack, kernels' scratch, code that is loaded on first use."""
+
+
+Cut = dict[str, tuple[str, ...]]
+"""By block name: the names of the parameters that move."""
+
+
+def plan(shape: ModelShape, machine: Machine, demand: Demand, config: OffloadConfig) -> Plan:
+    """The choices for this model on this machine, with the reason for each.
+
+    Raises: BudgetTooSmall, NothingOffloaded.
+    """
+    backend = config.resolved_backend
+    if backend == "prefetch":
+        return _plan_groups(shape, machine, demand, config)
+    if backend == "uva":
+        return _plan_mapped(shape, machine, demand, config)
+    return _plan_for_memory(shape, machine, demand)
+
+
+# --- auto: what fits stays, the rest streams -----------------------------------------------------------------------
+
+
+def _plan_for_memory(shape: ModelShape, machine: Machine, demand: Demand) -> Plan:
+    room = None if demand.memory_bytes is None else demand.memory_bytes - _overhead_bytes(shape, demand)
+    if room is None or shape.weight_bytes <= room:
+        reason = (
+            "no memory budget was given"
+            if room is None
+            else f"all {format_bytes(shape.weight_bytes)} of weights fit into the {format_bytes(room)} that the budget leaves"
+        )
+        return _assemble(shape, machine, demand, "resident", {}, (), 0, [Choice("backend", "resident", reason)])
+    gathered = tuple(block.name for block in shape.blocks if block.gathered and _all_movable(block))
+    table_bytes = sum(block.nbytes for block in shape.blocks if block.name in gathered)
+    streams = [block for block in shape.blocks if block.name not in gathered]
+    excess = shape.weight_bytes - table_bytes - room
+    cut = {} if excess <= 0 else _best_cut(streams, excess, slots=2)
+    if cut is None:
+        raise _too_small(shape, demand, streams, table_bytes)
+    choices = [
+        Choice(
+            "backend",
+            "prefetch",
+            f"{format_bytes(shape.weight_bytes)} of weights do not fit into {format_bytes(room)}: "
+            "what fits stays for good, the rest is read from disk on every pass",
+        )
+    ]
+    return _assemble(shape, machine, demand, "prefetch", cut, gathered, 2, choices)
+
+
+def _all_movable(block: BlockShape) -> bool:
+    return all(param.movable for param in block.params)
+
+
+def _best_cut(blocks: Sequence[BlockShape], excess_bytes: int, slots: int) -> Cut | None:
+    """The cut that moves the fewest bytes while it makes room for `excess_bytes` beside its own ring, or None.
+
+    For every size that a slot could have: each layer moves the largest set of its parameters that a slot holds, as few
+    layers as are enough, spread evenly. Layers come first; the head, read whole for every token like they are, joins
+    when they are not enough.
+    """
+    best: tuple[int, Cut] | None = None
+    for include_head in (False, True):
+        candidates = [block for block in blocks if include_head or block.kind != "head"]
+        for cap in _caps(candidates):
+            cut = _cut_with_slot(candidates, cap, excess_bytes, slots)
+            if cut is not None:
+                moved = _moved_bytes(blocks, cut)
+                if best is None or moved < best[0]:
+                    best = (moved, cut)
+    return best[1] if best else None
+
+
+def _caps(blocks: Sequence[BlockShape]) -> list[int]:
+    sizes = sorted({size for block in blocks for size in _subsets(block)} - {0})
+    step = -(-len(sizes) // MAX_CUTS)
+    return sizes[::-1][::step] if step > 1 else sizes
+
+
+_SUBSETS: dict[tuple[tuple[int, bool], ...], dict[int, tuple[int, ...]]] = {}
+
+
+def _subsets(block: BlockShape) -> dict[int, tuple[int, ...]]:
+    """By size: a set of the block's parameters (as indices) of that size, of the fewest parameters there is."""
+    signature = tuple((param.nbytes, param.movable) for param in block.params)
+    known = _SUBSETS.get(signature)
+    if known is None:
+        movable = [index for index, param in enumerate(block.params) if param.movable]
+        large = [index for index in movable if block.params[index].nbytes >= SMALL_BYTES]
+        known = {0: ()}
+        for index in large:
+            for size, members in list(known.items()):
+                grown = size + align_up(block.params[index].nbytes, TENSOR_ALIGNMENT)
+                if len(known) < MAX_CUTS and len(members) + 1 < len(known.get(grown, (0,) * 99)):
+                    known[grown] = (*members, index)
+        everything = sum(align_up(block.params[index].nbytes, TENSOR_ALIGNMENT) for index in movable)
+        known.setdefault(everything, tuple(movable))
+        if len(_SUBSETS) > 256:
+            _SUBSETS.clear()
+        _SUBSETS[signature] = known
+    return known
+
+
+def _cut_with_slot(blocks: Sequence[BlockShape], cap: int, excess_bytes: int, slots: int) -> Cut | None:
+    """What moves if a slot has `cap` bytes, or None if even all of it does not make enough room."""
+    largest = [max(size for size in _subsets(block) if size <= cap) for block in blocks]
+    moving = [index for index, size in enumerate(largest) if size]
+    slot = align_up(max((largest[index] for index in moving), default=0), DIRECT_ALIGNMENT)
+    needed = excess_bytes + slots * slot
+    if sum(largest[index] for index in moving) < needed:
+        return None
+    # As few blocks as are enough, the largest first; among equals, evenly spread.
+    moving.sort(key=lambda index: -largest[index])
+    count, total = 0, 0
+    while total < needed:
+        total += largest[moving[count]]
+        count += 1
+    smallest = largest[moving[count - 1]]
+    sure = [index for index in moving if largest[index] > smallest]
+    equal = sorted(index for index in moving if largest[index] == smallest)
+    take = count - len(sure)
+    chosen = sorted(sure + [equal[(2 * k + 1) * len(equal) // (2 * take)] for k in range(take)])
+    sizes = {index: largest[index] for index in chosen}
+    last = next(index for index in reversed(chosen) if largest[index] == smallest)
+    spare = total - needed  # the last one need not move all of it
+    sizes[last] = min(size for size in _subsets(blocks[last]) if size >= sizes[last] - spare)
+    return {
+        blocks[index].name: tuple(blocks[index].params[member].name for member in _subsets(blocks[index])[size])
+        for index, size in sizes.items()
+        if size
+    }
+
+
+def _too_small(
+    shape: ModelShape, demand: Demand, streams: Sequence[BlockShape], table_bytes: int
+) -> errors.BudgetTooSmall:
+    """The error with the smallest budget that works, found by the same search."""
+    weights = shape.weight_bytes - table_bytes
+    room, ring = weights, 0
+    for include_head in (False, True):
+        candidates = [block for block in streams if include_head or block.kind != "head"]
+        for cap in _caps(candidates):
+            largest = [max(size for size in _subsets(block) if size <= cap) for block in candidates]
+            slots = 2 * align_up(max(largest, default=0), DIRECT_ALIGNMENT)
+            # A cut moves parameters, which have no padding: count their own bytes, to be sure that the budget works.
+            moved = sum(_subset_bytes(block, size) for block, size in zip(candidates, largest, strict=True))
+            if weights - moved + slots < room:
+                room, ring = weights - moved + slots, slots
+    overhead = _overhead_bytes(shape, demand)
+    # Alignment of each moved tensor may cost a little more than the sizes say.
+    slack = TENSOR_ALIGNMENT * sum(len(block.params) for block in streams) + DIRECT_ALIGNMENT
+    kv_bytes = _kv_bytes(shape, demand)
+    return errors.BudgetTooSmall(
+        memory_bytes=demand.memory_bytes or 0,
+        needed_bytes=align_up(overhead + room + slack, 2**20),
+        baseline_bytes=demand.baseline_bytes,
+        fixed_bytes=room - ring,
+        ring_bytes=ring,
+        kv_bytes=kv_bytes,
+        working_bytes=overhead - demand.baseline_bytes - kv_bytes,
+    )
+
+
+def _subset_bytes(block: BlockShape, size: int) -> int:
+    return sum(block.params[index].nbytes for index in _subsets(block)[size])
+
+
+# --- the settings that carry over from vLLM ------------------------------------------------------------------------
+
+
+def _plan_groups(shape: ModelShape, machine: Machine, demand: Demand, config: OffloadConfig) -> Plan:
+    prefetch = config.prefetch
+    layers = [block for block in shape.blocks if block.kind == "layer"]
+    group, number = prefetch.offload_group_size, prefetch.offload_num_in_group
+    chosen = [layers[index] for index in selected_layers(len(layers), group, number)]
+    if not chosen:
+        raise errors.NothingOffloaded(
+            request=f"--offload-group-size {group} --offload-num-in-group {number}",
+            reason=f"layer i is offloaded if i % {group} >= {group - number}, and the model has {len(layers)} layers",
+            suggestion=f"--offload-group-size {len(layers)} or less",
+        )
+    cut = _selected(chosen, lambda param: not prefetch.offload_params or matches(prefetch.offload_params, param.name))
+    if not cut:
+        raise _no_match("--offload-params", prefetch.offload_params, chosen)
+    slots = min(prefetch.offload_prefetch_step + 1, len(cut))
+    choices = [
+        Choice("backend", "prefetch", "asked for by its settings"),
+        Choice("offloaded layers", f"{len(cut)} of {len(layers)}", f"the last {number} of every {group}"),
+    ]
+    made = _assemble(shape, machine, demand, "prefetch", cut, (), slots, choices)
+    return _within_budget(shape, demand, made)
+
+
+def _plan_mapped(shape: ModelShape, machine: Machine, demand: Demand, config: OffloadConfig) -> Plan:
+    """Whole parameters out of device memory, never more than asked: tables first, then layers from the last one on."""
+    budget = int(config.uva.cpu_offload_gb * 2**30)
+    selector = config.uva.cpu_offload_params
+    tables = [block for block in shape.blocks if block.gathered]
+    others = [block for block in reversed(shape.blocks) if not block.gathered]
+    cut: Cut = {}
+    left = budget
+    matched = [
+        (block, param)
+        for block in (*tables, *others)
+        for param in block.params
+        if param.movable and (not selector or matches(selector, param.name))
+    ]
+    if not matched:
+        raise _no_match("--cpu-offload-params", selector, shape.blocks)
+    for block, param in matched:
+        if param.nbytes <= left:
+            left -= param.nbytes
+            cut[block.name] = (*cut.get(block.name, ()), param.name)
+    if not cut:
+        smallest = min(param.nbytes for _, param in matched)
+        raise errors.NothingOffloaded(
+            request=f"--cpu-offload-gb {config.uva.cpu_offload_gb:g}",
+            reason=f"the smallest parameter that could move has {format_bytes(smallest)}",
+            suggestion=f"--cpu-offload-gb {-(-smallest * 1000 // 2**30) / 1000:g} or more",
+        )
+    choices = [
+        Choice("backend", "uva", f"asked for: up to {config.uva.cpu_offload_gb:g} GiB are used where the file is mapped")
+    ]
+    ordered = {block.name: cut[block.name] for block in shape.blocks if block.name in cut}
+    made = _assemble(shape, machine, demand, "uva", ordered, (), 0, choices)
+    return _within_budget(shape, demand, made)
+
+
+def _selected(blocks: Sequence[BlockShape], wanted: Callable[[ParamShape], bool]) -> Cut:
+    cut = {block.name: tuple(param.name for param in block.params if param.movable and wanted(param)) for block in blocks}
+    return {name: params for name, params in cut.items() if params}
+
+
+def _no_match(flag: str, selector: frozenset[str], blocks: Sequence[BlockShape]) -> errors.NothingOffloaded:
+    import difflib
+
+    segments = sorted(
+        {segment for block in blocks for param in block.params for segment in param.name.split(".") if not segment.isdigit()}
+    )
+    asked = sorted(selector)
+    near = [match for word in asked for match in difflib.get_close_matches(word.split(".")[-1], segments, n=2, cutoff=0.4)]
+    return errors.NothingOffloaded(
+        request=f"{flag} {','.join(asked)}",
+        reason="no parameter that can move has these words as whole dotted segments of its name",
+        suggestion=f"{flag} with one of: {', '.join(near or segments)}",
+    )
+
+
+def _within_budget(shape: ModelShape, demand: Demand, made: Plan) -> Plan:
+    if demand.memory_bytes is not None and made.memory.total_bytes > demand.memory_bytes:
+        raise errors.BudgetTooSmall(
+            memory_bytes=demand.memory_bytes,
+            needed_bytes=align_up(made.memory.total_bytes, 2**20),
+            baseline_bytes=demand.baseline_bytes,
+            fixed_bytes=made.memory.resident_bytes,
+            ring_bytes=made.memory.ring_bytes,
+            kv_bytes=made.memory.kv_bytes,
+            working_bytes=made.memory.staging_bytes + made.memory.working_bytes,
+        )
+    return made
+
+
+# --- what a plan costs ---------------------------------------------------------------------------------------------
+
+
+def _kv_bytes(shape: ModelShape, demand: Demand) -> int:
+    """The cache for the asked length. It grows by concatenation, so one layer's exists twice for a moment."""
+    layers = max(1, sum(1 for block in shape.blocks if block.kind == "layer"))
+    cache = shape.kv_bytes_per_token * demand.context_tokens * demand.batch
+    return cache + cache // layers
+
+
+def _working_bytes(shape: ModelShape, demand: Demand) -> int:
+    prefill = shape.activation_bytes_per_token * demand.prefill_tokens * demand.batch
+    return prefill + shape.logits_bytes * demand.batch + demand.margin_bytes
+
+
+def _overhead_bytes(shape: ModelShape, demand: Demand) -> int:
+    """Everything in the process that is neither a resident weight nor the ring."""
+    return demand.baseline_bytes + demand.staging_bytes + _kv_bytes(shape, demand) + _working_bytes(shape, demand)
+
+
+def _moved_bytes(blocks: Sequence[BlockShape], cut: Cut) -> int:
+    return sum(
+        param.nbytes for block in blocks for param in block.params if block.name in cut and param.name in cut[block.name]
+    )
+
+
+def _slot_bytes(blocks: Sequence[BlockShape], cut: Cut) -> int:
+    sizes = [
+        sum(align_up(param.nbytes, TENSOR_ALIGNMENT) for param in block.params if param.name in cut[block.name])
+        for block in blocks
+        if block.name in cut
+    ]
+    return align_up(max(sizes, default=0), DIRECT_ALIGNMENT)
+
+
+def _assemble(
+    shape: ModelShape,
+    machine: Machine,
+    demand: Demand,
+    backend: str,
+    cut: Cut,
+    gathered: tuple[str, ...],
+    slots: int,
+    choices: list[Choice],
+) -> Plan:
+    slots = min(slots, len(cut))
+    slot = _slot_bytes(shape.blocks, cut) if slots else 0
+    tables = sum(block.nbytes for block in shape.blocks if block.name in gathered)
+    moved = _moved_bytes(shape.blocks, cut)
+    read_tables = sum(block.nbytes for block in shape.blocks if block.gathered)
+    # A ring with a slot for every block is filled once and never read again.
+    per_pass = moved if not slots or slots < len(cut) else 0
+    bound = Bound(
+        compute_s=(shape.weight_bytes - read_tables) / machine.compute_bytes_per_s,
+        moved_bytes=per_pass,
+        link_bytes_per_s=machine.disk.bytes_per_s,
+    )
+    memory = MemoryPlan(
+        baseline_bytes=demand.baseline_bytes,
+        resident_bytes=shape.weight_bytes - tables - moved,
+        ring_bytes=slots * slot,
+        staging_bytes=demand.staging_bytes,
+        kv_bytes=_kv_bytes(shape, demand),
+        working_bytes=_working_bytes(shape, demand),
+    )
+    assert backend in ("resident", "prefetch", "uva")
+    return Plan(
+        backend=backend,  # type: ignore[arg-type]
+        choices=tuple([*choices, *_explain(shape, machine, demand, memory, cut, gathered, slots, slot, bound)]),
+        streamed=tuple((block.name, cut[block.name]) for block in shape.blocks if block.name in cut),
+        gathered=gathered,
+        slots=slots,
+        slot_bytes=slot,
+        offloaded_bytes=moved + tables,
+        memory=memory,
+        bound=bound,
+    )
+
+
+def _explain(
+    shape: ModelShape,
+    machine: Machine,
+    demand: Demand,
+    memory: MemoryPlan,
+    cut: Cut,
+    gathered: tuple[str, ...],
+    slots: int,
+    slot: int,
+    bound: Bound,
+) -> list[Choice]:
+    moved = _moved_bytes(shape.blocks, cut)
+    rows = []
+    if demand.memory_bytes is not None:
+        rest = memory.total_bytes - memory.resident_bytes - memory.ring_bytes
+        rows.append(
+            Choice(
+                "memory",
+                format_bytes(demand.memory_bytes),
+                f"{format_bytes(memory.total_bytes)} planned; {format_bytes(rest)} of it is not weights: libraries "
+                f"{format_bytes(memory.baseline_bytes)}, KV cache for {demand.context_tokens} tokens "
+                f"{format_bytes(memory.kv_bytes)}, staging {format_bytes(memory.staging_bytes)}, "
+                f"working memory {format_bytes(memory.working_bytes)}",
+            )
+        )
+    rows.append(
+        Choice(
+            "resident",
+            format_bytes(memory.resident_bytes),
+            "a scan over the layers would evict just what it needs next, so what fits is never given up",
+        )
+    )
+    if gathered:
+        size = sum(block.nbytes for block in shape.blocks if block.name in gathered)
+        rows.append(Choice("looked up", format_bytes(size), f"{', '.join(gathered)}: a token reads one row of it"))
+    if cut:
+        rows.append(
+            Choice(
+                "offloaded",
+                format_bytes(moved),
+                f"out of {len(cut)} blocks, at most {format_bytes(slot or max(0, moved))} of each, spread over the pass",
+            )
+        )
+    if slots:
+        rows.append(
+            Choice(
+                "ring",
+                f"{slots} x {format_bytes(slot)}",
+                "one block runs while the next is read" if slots < len(cut) else "every block has its own slot",
+            )
+        )
+    disk = f"{format_bytes(bound.moved_bytes)} per pass from disk at {format_rate(machine.disk.bytes_per_s)}"
+    rows.append(
+        Choice(
+            "bound",
+            f"{1 / bound.seconds:.2f} passes/s",
+            f"{format_seconds(bound.seconds)} per pass, limited by {bound.limited_by}: {disk} takes "
+            f"{format_seconds(bound.moving_s)}, computing takes {format_seconds(bound.compute_s)}",
+        )
+    )
+    return rows
