@@ -82,6 +82,10 @@ class ModelShape:
     """Of one sequence, over all layers."""
     activation_bytes_per_token: int
     """Live at once in the widest layer, for one token of a prefill."""
+    head_bytes: int
+    """Of the head's weight, which torch copies in the prefill of more than one sequence ..."""
+    head_always_copied: bool
+    """... or, in float16, of any."""
     logits_bytes: int
     """Of one position of one sequence, with the copies that sampling makes."""
 

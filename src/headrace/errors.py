@@ -240,6 +240,15 @@ class PickleRefused(UserError):
     example = {"model": "models/old", "files": ["pytorch_model.bin"]}
 
 
+class NotLoadedHere(UserError):
+    """A report was asked of something that `headrace.load` did not make."""
+
+    given: str
+    template = "This {given} was not loaded by headrace, so there is nothing to report."
+    remedy = "Load it with headrace.load(path, memory=...)."
+    example = {"given": "LlamaForCausalLM"}
+
+
 class BudgetError(UserError):
     """The memory asked for does not hold what was asked for."""
 

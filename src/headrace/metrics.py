@@ -80,6 +80,11 @@ class Metrics:
         with self._lock:
             return Counters(**{field.name: getattr(self._counters, field.name) for field in fields(Counters)})
 
+    def reset(self) -> None:
+        """Start counting from zero; spans are kept."""
+        with self._lock:
+            self._counters = Counters()
+
     def spans(self) -> list[Span]:
         with self._lock:
             return list(self._spans)

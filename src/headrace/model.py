@@ -59,7 +59,7 @@ def build(directory: Path, checkpoint: Checkpoint, *, trust_remote_code: bool = 
     sources, ignored = _trace(model, checkpoint)
     weights, converters = _collect_weights(directory, model, checkpoint, sources)
     blocks = _cut(model, weights)
-    return Skeleton(model, blocks, _shape(model, blocks, config), dtype, converters, tuple(ignored))
+    return Skeleton(model, blocks, _shape(model, blocks, config, dtype), dtype, converters, tuple(ignored))
 
 
 def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
@@ -154,8 +154,24 @@ def _empty_model(directory: Path, config: Any, dtype: torch.dtype, trust_remote_
     if (directory / "generation_config.json").exists():
         with _quiet_transformers(), contextlib.suppress(OSError, ValueError):
             model.generation_config = GenerationConfig.from_pretrained(directory)
+    head = model.get_output_embeddings()
+    if isinstance(head, nn.Linear):
+        head.register_forward_pre_hook(_unstrided)
     model.requires_grad_(False)
     return model.eval()  # type: ignore[no-any-return]
+
+
+def _unstrided(head: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+    """Give the last position's hidden state, cut out of a prefill, the strides of a tensor of its own.
+
+    torch multiplies a strided 3-d input by a copy of the whole weight (288 MiB for a 49152 x 3072 head). Without the
+    stride the product of one sequence has the same bits in bfloat16 and float32 (measured); in float16 and for several
+    sequences it has not, so those are left alone and their copy is planned for.
+    """
+    hidden, *others = inputs
+    if hidden.dim() == 3 and hidden.shape[0] == 1 and hidden.dtype in (torch.bfloat16, torch.float32):
+        return (hidden[0].unsqueeze(0), *others)
+    return None
 
 
 def _apply_fp32_rules(model: Any, dtype: torch.dtype) -> None:
@@ -389,7 +405,7 @@ def _name_of(model: nn.Module, wanted: nn.Module) -> str:
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
-def _shape(model: Any, blocks: Blocks, config: Any) -> ModelShape:
+def _shape(model: Any, blocks: Blocks, config: Any, dtype: torch.dtype) -> ModelShape:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     element = next(iter(blocks.weights())).meta.element_size()
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
@@ -407,9 +423,16 @@ def _shape(model: Any, blocks: Blocks, config: Any) -> ModelShape:
         fixed_bytes=sum(weight.nbytes for weight in blocks.fixed) + buffers,
         kv_bytes_per_token=_kv_bytes_per_token(text, element),
         activation_bytes_per_token=_activation_bytes_per_token(text, element),
+        head_bytes=_head_bytes(model),
+        head_always_copied=dtype == torch.float16,
         # Scores in the model's dtype, in float32, and sorted copies with their indices while sampling.
         logits_bytes=vocabulary * (element + 4 * 4 + 8),
     )
+
+
+def _head_bytes(model: Any) -> int:
+    head = model.get_output_embeddings()
+    return head.weight.numel() * head.weight.element_size() if isinstance(head, nn.Linear) else 0
 
 
 def _kv_bytes_per_token(text: Any, element: int) -> int:

@@ -311,7 +311,8 @@ def _kv_bytes(shape: ModelShape, demand: Demand) -> int:
 
 def _working_bytes(shape: ModelShape, demand: Demand) -> int:
     prefill = shape.activation_bytes_per_token * demand.prefill_tokens * demand.batch
-    return prefill + shape.logits_bytes * demand.batch + demand.margin_bytes
+    head = shape.head_bytes if demand.batch > 1 or shape.head_always_copied else 0
+    return prefill + head + shape.logits_bytes * demand.batch + demand.margin_bytes
 
 
 def _overhead_bytes(shape: ModelShape, demand: Demand) -> int:

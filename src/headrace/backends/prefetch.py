@@ -20,7 +20,7 @@ from headrace.schedule import Schedule
 
 
 class PrefetchBackend(Backend):
-    """A ring of `min(prefetch_step + 1, n)` slots for n blocks.
+    """A ring of `min(slots, n)` slots for n blocks: one that runs and the others read ahead.
 
     Guarantees: a block runs only out of a slot that carries its tag and whose reads have all arrived; a block that is
     not where it should be (a layer skipped, repeated, a pass aborted) is read on the spot and counted.
@@ -35,12 +35,12 @@ class PrefetchBackend(Backend):
         metrics: Metrics,
         reader: DiskReader,
         *,
-        prefetch_step: int = 1,
+        slots: int = 2,
     ) -> None:
         super().__init__(blocks, weights, metrics)
         self.reader = reader
         self.packings = [Packing(block, self.weights[block], reader.chunk_bytes) for block in self.blocks]
-        self.schedule = Schedule(len(self.blocks), min(prefetch_step + 1, len(self.blocks)))
+        self.schedule = Schedule(len(self.blocks), min(slots, len(self.blocks)))
         self.slot_bytes = max(packing.nbytes for packing in self.packings)
         self._slabs = [Slab(self.slot_bytes) for _ in range(self.schedule.slots)]
         self._tickets: list[Ticket | None] = [None] * self.schedule.slots

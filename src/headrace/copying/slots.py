@@ -19,7 +19,8 @@ class Slab:
 
     def __init__(self, nbytes: int, *, huge_pages: bool = True) -> None:
         self.nbytes = align_up(max(nbytes, 1), DIRECT_ALIGNMENT)
-        self._map = mmap.mmap(-1, self.nbytes)
+        # Private: Python's default is shared memory, which has no huge pages and is accounted as a file.
+        self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
             try:
                 self._map.madvise(mmap.MADV_HUGEPAGE)

@@ -1,0 +1,307 @@
+"""Engine.open -> model, tokenizer, report -> close: wires the rooms together and holds no clever code of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headrace import machine, model, sources, store
+from headrace.backends import backend_class
+from headrace.backends.base import Backend, RowTable
+from headrace.backends.guard import guard
+from headrace.blocks import Block, Weight, tensor_view
+from headrace.config import OffloadConfig, parse_size
+from headrace.copying.disk import CHUNK_BYTES, READER_THREADS, DiskReader, measure_bytes_per_s
+from headrace.copying.slots import Slab
+from headrace.core import Link, Machine, Plan, Tier
+from headrace.errors import NotLoadedHere
+from headrace.metrics import Counters, Metrics
+from headrace.planner import Demand, plan
+
+Progress = Callable[[str, int, int], None]
+"""What is going on, how much of it is done, how much there is; bytes."""
+
+MARGIN_BYTES = 96 * 2**20
+"""Kernels' scratch, allocator slack and code loaded on first use: measured as at most 70 MiB (docs/log.md)."""
+
+DEFAULT_CONTEXT = 2048
+MEMORY_SHARE = 0.9
+"""Of what is free, when no budget is given."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """What was asked for and what was done, in bytes; tied weights are counted once."""
+
+    backend: str
+    requested_bytes: int | None
+    """The memory budget; None if none was given."""
+    resident_bytes: int
+    """Weights that stay in memory, and buffers."""
+    offloaded_bytes: int
+    """Weights that live on disk."""
+    looked_up_bytes: int
+    """Part of the offloaded: tables of which only rows are read."""
+    ring_bytes: int
+    """Allocated for blocks that move."""
+    staging_bytes: int
+    buffer_bytes: int
+    """Part of the resident ones."""
+    net_saving_bytes: int
+    """Offloaded minus ring: what offloading really saves."""
+    peak_memory_bytes: int
+    """Largest resident set of the process so far."""
+    counters: Counters
+    plan: Plan
+    fallbacks: tuple[str, ...]
+
+    @property
+    def read_bytes_per_pass(self) -> float:
+        return self.counters.read_bytes / self.counters.passes if self.counters.passes else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain data, with the plan's bound."""
+        data = dataclasses.asdict(self)
+        bound = self.plan.bound
+        data["plan"]["bound"] |= {"seconds": bound.seconds, "limited_by": bound.limited_by}
+        data["plan"]["memory"]["total_bytes"] = self.plan.memory.total_bytes
+        return data | {"read_bytes_per_pass": self.read_bytes_per_pass}
+
+
+class Engine:
+    """A loaded model with its weights where the plan puts them."""
+
+    def __init__(
+        self,
+        skeleton: model.Skeleton,
+        tokenizer: Any,
+        made: Plan,
+        backend: Backend,
+        reader: DiskReader,
+        metrics: Metrics,
+        memory_bytes: int | None,
+    ) -> None:
+        self.model: Any = skeleton.model
+        self.tokenizer = tokenizer
+        self.plan = made
+        self.metrics = metrics
+        self.memory_bytes = memory_bytes
+        self._skeleton = skeleton
+        self._backend = backend
+        self._reader = reader
+        weakref.finalize(self, reader.close)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        memory: str | int | None = None,
+        offload: OffloadConfig | None = None,
+        context: int | Callable[[Any], tuple[int, int]] = DEFAULT_CONTEXT,
+        batch: int = 1,
+        trust_remote_code: bool = False,
+        tracing: bool = False,
+        on_progress: Progress | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
+    ) -> Engine:
+        """Load the model at `path` so that the whole process stays within `memory`.
+
+        `context` is the number of tokens that the KV cache is planned for, or a function from the tokenizer to that
+        number and the number of tokens that are prefilled at once. `on_plan` sees the plan before any weight is read.
+
+        Raises: UserError, CheckpointError, ReadError.
+        """
+        config = offload or OffloadConfig()
+        memory_bytes = parse_size(memory, "memory") if memory is not None else None
+        directory = sources.resolve(path, trust_remote_code=trust_remote_code, on_progress=on_progress)
+        checkpoint = store.open_checkpoint(directory)
+        tokenizer = model.load_tokenizer(directory, trust_remote_code=trust_remote_code)
+        skeleton = model.build(directory, checkpoint, trust_remote_code=trust_remote_code)
+        tokens = context(tokenizer) if callable(context) else (context, context)
+        metrics = Metrics(tracing=tracing)
+        reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
+        try:
+            here = _measure(reader, checkpoint, skeleton.dtype)
+            budget = memory_bytes if memory_bytes is not None else int(here.memory_bytes * MEMORY_SHARE)
+            demand = Demand(
+                memory_bytes=budget,
+                baseline_bytes=machine.resident_bytes(),
+                staging_bytes=READER_THREADS * CHUNK_BYTES,
+                context_tokens=tokens[0],
+                prefill_tokens=tokens[1],
+                batch=batch,
+                margin_bytes=MARGIN_BYTES,
+            )
+            made = plan(skeleton.shape, here, demand, config)
+            if on_plan is not None:
+                on_plan(made)
+            backend = _carry_out(made, skeleton, reader, metrics, config, on_progress)
+        except BaseException:
+            reader.close()
+            raise
+        metrics.reset()
+        return cls(skeleton, tokenizer, made, backend, reader, metrics, memory_bytes)
+
+    def report(self) -> Report:
+        """Where the bytes are and what has moved so far."""
+        looked_up = sum(block.nbytes for block in self._skeleton.blocks.moving if block.name in self.plan.gathered)
+        buffers = sum(buffer.numel() * buffer.element_size() for buffer in self.model.buffers())
+        ring = self._backend.allocated_bytes
+        offloaded = _offloaded_bytes(self._skeleton)
+        total = sum(weight.nbytes for weight in self._skeleton.blocks.weights())
+        return Report(
+            backend=self.plan.backend,
+            requested_bytes=self.memory_bytes,
+            resident_bytes=total - offloaded + buffers,
+            offloaded_bytes=offloaded,
+            looked_up_bytes=looked_up,
+            ring_bytes=ring,
+            staging_bytes=self._reader.staging_bytes,
+            buffer_bytes=buffers,
+            net_saving_bytes=offloaded - ring,
+            peak_memory_bytes=machine.peak_resident_bytes(),
+            counters=self.metrics.counters(),
+            plan=self.plan,
+            fallbacks=tuple(self._reader.fallbacks),
+        )
+
+    def close(self) -> None:
+        """Stop reading and end the threads. Offloaded models cannot run any more. Idempotent."""
+        self._backend.close()
+        self._reader.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtype) -> Machine:
+    return Machine(
+        memory_bytes=machine.available_bytes(),
+        cores=machine.cores(),
+        disk=Link(Tier.DISK, Tier.DEVICE, measure_bytes_per_s(reader, checkpoint.files)),
+        compute_bytes_per_s=machine.measure_compute_bytes_per_s(str(dtype).removeprefix("torch.")),
+    )
+
+
+def _offloaded_bytes(skeleton: model.Skeleton) -> int:
+    """Counted from the model itself, not from the plan: a weight is offloaded if its sites hold no data."""
+    return sum(
+        weight.nbytes
+        for weight in skeleton.blocks.weights()
+        if all(site.module._parameters[site.attribute] is weight.meta for site in weight.sites)
+    )
+
+
+def _carry_out(
+    made: Plan,
+    skeleton: model.Skeleton,
+    reader: DiskReader,
+    metrics: Metrics,
+    config: OffloadConfig,
+    on_progress: Progress | None,
+) -> Backend:
+    moving = _moving(made, skeleton)
+    tables = [block for block in skeleton.blocks.moving if block.name in made.gathered]
+    elsewhere = {weight for weights in moving.values() for weight in weights} | {b.weights[0] for b in tables}
+    _load_residents(skeleton, elsewhere, reader, on_progress)
+    backend = _backend(made, moving, reader, metrics, config)
+    offloaded = [*tables, *(block for block in moving if block.table is not None and made.backend == "prefetch")]
+    for block in offloaded:
+        assert block.table is not None
+        if block.weights[0] in elsewhere:
+            RowTable(block.weights[0], block.table, reader, metrics).attach()
+    backend.attach(skeleton.model)
+    if elsewhere:
+        guard(skeleton.model)
+    return backend
+
+
+def _moving(made: Plan, skeleton: model.Skeleton) -> dict[Block, Sequence[Weight]]:
+    by_name = {block.name: block for block in skeleton.blocks.moving}
+    return {
+        by_name[name]: [weight for weight in by_name[name].weights if weight.name in set(names)]
+        for name, names in made.streamed
+    }
+
+
+def _backend(
+    made: Plan, moving: Mapping[Block, Sequence[Weight]], reader: DiskReader, metrics: Metrics, config: OffloadConfig
+) -> Backend:
+    name = made.backend if moving or made.backend == "uva" else "resident"
+    arguments: dict[str, Any] = {}
+    if name == "prefetch":
+        arguments = {"reader": reader, "slots": made.slots}
+    if name == "uva":
+        arguments = {"paths": reader.paths}
+    return backend_class(name)(list(moving), moving, metrics, **arguments)
+
+
+def _load_residents(
+    skeleton: model.Skeleton, elsewhere: set[Weight], reader: DiskReader, on_progress: Progress | None
+) -> None:
+    """Read what stays into one slab, block by block, straight from the file; convert what is stored otherwise."""
+    resident = [weight for weight in skeleton.blocks.weights() if weight not in elsewhere]
+    plain = [weight for weight in resident if weight.movable]
+    offsets, nbytes = store.layout(weight.nbytes for weight in plain)
+    slab = Slab(nbytes)
+    placements = []
+    for weight, offset in zip(plain, offsets, strict=True):
+        weight.bind(nn.Parameter(tensor_view(slab.bytes, offset, weight.meta), requires_grad=False))
+        for part in weight.parts:
+            placements.append(store.Placement(part.segment, offset))
+            offset += part.nbytes
+    reads = store.coalesce(placements, reader.chunk_bytes)
+    total = sum(read.needed_bytes for read in reads)
+    done = 0
+    for start in range(0, len(reads), 16):
+        some = reads[start : start + 16]
+        reader.submit(some, slab.address, "resident weights").wait()
+        done += sum(read.needed_bytes for read in some)
+        if on_progress is not None:
+            on_progress("loading weights", done, total)
+    for weight in resident:
+        if not weight.movable:
+            weight.bind(nn.Parameter(skeleton.converters[weight.name](), requires_grad=False))
+
+
+# --- the two functions for Python ----------------------------------------------------------------------------------
+
+def load(
+    path: str | Path,
+    *,
+    memory: str | int | None = None,
+    offload: OffloadConfig | None = None,
+    context: int = DEFAULT_CONTEXT,
+    batch: int = 1,
+    trust_remote_code: bool = False,
+) -> tuple[Any, Any]:
+    """The transformers model at `path`, its weights within `memory`, and its tokenizer.
+
+    `memory` ("3GiB", or bytes) covers the whole process, KV cache for `context` tokens of `batch` sequences included;
+    without it the budget is 90 % of what is free. `model.generate` works as always.
+
+    Raises: UserError, CheckpointError, ReadError.
+    """
+    engine = Engine.open(
+        path, memory=memory, offload=offload, context=context, batch=batch, trust_remote_code=trust_remote_code
+    )
+    engine.model.headrace_engine = engine
+    return engine.model, engine.tokenizer
+
+
+def report(loaded: Any) -> Report:
+    """Where the bytes of a model from `load` are and what has moved so far. Raises: NotLoadedHere."""
+    engine = getattr(loaded, "headrace_engine", None)
+    if not isinstance(engine, Engine):
+        raise NotLoadedHere(given=type(loaded).__name__)
+    return engine.report()
