@@ -22,10 +22,14 @@ from headrace.copying.slots import Slab
 from headrace.core import Link, Machine, Plan, Tier
 from headrace.errors import NotLoadedHere
 from headrace.metrics import Counters, Metrics
-from headrace.planner import Demand, plan
+from headrace.planner import Demand, memory_for_share, plan
 
 Progress = Callable[[str, int, int], None]
 """What is going on, how much of it is done, how much there is; bytes."""
+
+Context = Callable[[Any, int | None], tuple[int, int]]
+"""From the tokenizer and the model's longest sequence (if known) to the number of tokens that the KV cache is planned
+for and the number of those that are prefilled at once."""
 
 MARGIN_BYTES = 96 * 2**20
 """Kernels' scratch, allocator slack and code loaded on first use: measured as at most 70 MiB (docs/log.md)."""
@@ -104,7 +108,8 @@ class Engine:
         *,
         memory: str | int | None = None,
         offload: OffloadConfig | None = None,
-        context: int | Callable[[Any], tuple[int, int]] = DEFAULT_CONTEXT,
+        context: int | Context = DEFAULT_CONTEXT,
+        weights_share: float | None = None,
         batch: int = 1,
         trust_remote_code: bool = False,
         tracing: bool = False,
@@ -113,8 +118,9 @@ class Engine:
     ) -> Engine:
         """Load the model at `path` so that the whole process stays within `memory`.
 
-        `context` is the number of tokens that the KV cache is planned for, or a function from the tokenizer to that
-        number and the number of tokens that are prefilled at once. `on_plan` sees the plan before any weight is read.
+        `context` is the number of tokens that the KV cache is planned for. `weights_share` instead of `memory` sets the
+        budget so that this share of the weights, ring included, would fit beside everything else. `on_plan` sees the
+        plan before any weight is read.
 
         Raises: UserError, CheckpointError, ReadError.
         """
@@ -124,14 +130,14 @@ class Engine:
         checkpoint = store.open_checkpoint(directory)
         tokenizer = model.load_tokenizer(directory, trust_remote_code=trust_remote_code)
         skeleton = model.build(directory, checkpoint, trust_remote_code=trust_remote_code)
-        tokens = context(tokenizer) if callable(context) else (context, context)
+        longest = model.max_positions(skeleton.model)
+        tokens = context(tokenizer, longest) if callable(context) else (context, context)
         metrics = Metrics(tracing=tracing)
         reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
         try:
             here = _measure(reader, checkpoint, skeleton.dtype)
-            budget = memory_bytes if memory_bytes is not None else int(here.memory_bytes * MEMORY_SHARE)
             demand = Demand(
-                memory_bytes=budget,
+                memory_bytes=memory_bytes if memory_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
                 baseline_bytes=machine.resident_bytes(),
                 staging_bytes=READER_THREADS * CHUNK_BYTES,
                 context_tokens=tokens[0],
@@ -139,6 +145,9 @@ class Engine:
                 batch=batch,
                 margin_bytes=MARGIN_BYTES,
             )
+            if weights_share is not None:
+                memory_bytes = memory_for_share(skeleton.shape, demand, weights_share)
+                demand = dataclasses.replace(demand, memory_bytes=memory_bytes)
             made = plan(skeleton.shape, here, demand, config)
             if on_plan is not None:
                 on_plan(made)

@@ -414,6 +414,20 @@ class WriteError(HeadraceError, OSError):
     exit_code = 1
 
 
+class DemoFailed(HeadraceError):
+    """The demo's two runs did not give the same tokens, or nothing was offloaded."""
+
+    tokens: int
+    offloaded_bytes: int
+    template = (
+        "The demo failed: its {tokens} streamed tokens differ from the resident ones, or nothing was offloaded "
+        "({offloaded_bytes:size} on disk)."
+    )
+    remedy = "This is a fault of Headrace. Please report it with the output of headrace demo --json."
+    example = {"tokens": 60, "offloaded_bytes": 0}
+    exit_code = 1
+
+
 class MissingPackage(HeadraceError, ImportError):
     """A part of Headrace needs a package that is not installed."""
 

@@ -57,6 +57,11 @@ def plan(shape: ModelShape, machine: Machine, demand: Demand, config: OffloadCon
     return _plan_for_memory(shape, machine, demand)
 
 
+def memory_for_share(shape: ModelShape, demand: Demand, share: float) -> int:
+    """The budget in which `share` of the weights, ring included, fit beside everything else."""
+    return _overhead_bytes(shape, demand) + int(share * shape.weight_bytes)
+
+
 # --- auto: what fits stays, the rest streams -----------------------------------------------------------------------
 
 
