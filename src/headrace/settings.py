@@ -145,7 +145,10 @@ def parse_size(text: str | int, setting: str = "--memory") -> int:
     if isinstance(text, bool) or not isinstance(text, int):
         raise _no_size(text, setting, "it is neither text with a unit nor a whole number of bytes")
     if text <= 0:
-        raise _no_size(text, setting, "it is zero" if text == 0 else "it is negative", units.format_flag_bytes(-text))
+        meant = units.format_flag_bytes(-text) if 0 < -text <= _LARGEST_BYTES else ""
+        raise _no_size(text, setting, "it is zero" if text == 0 else "it is negative", meant)
+    if text > _LARGEST_BYTES:
+        raise _no_size(text, setting, "no machine has that much")
     return text
 
 
@@ -180,7 +183,8 @@ def _meant(number: float, unit: str) -> str:
         return units.format_flag_bytes(int(number))  # nobody has that many GiB: it was bytes
     letter = unit[:1].upper() if unit[:1].upper() in ("K", "M", "T") else "M" if number >= 1024 else "G"
     written = f"{number:.6f}".rstrip("0").rstrip(".")
-    return "" if written == "0" else f"{written}{letter}iB"
+    nbytes = float(written) * (units.unit_bytes(f"{letter}iB") or 0)
+    return f"{written}{letter}iB" if 1 <= nbytes <= _LARGEST_BYTES else ""
 
 
 def _no_size(value: object, setting: str, reason: str, meant: str = "") -> InvalidSize:
