@@ -17,11 +17,6 @@ from headrace.errors import ReadError
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYDANTIC_DISABLE_PLUGINS", "1")
-
-
 class Outcome:
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
