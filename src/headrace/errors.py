@@ -13,7 +13,7 @@
 
 Each class is a record: its annotated fields are the facts, `template` and `remedy` are filled from them with
 `str.format`; `{field:size}` prints bytes as GiB, `{field:flag}` as a value to paste after a flag, `{field:list}` a
-sequence with commas. `example` holds facts that a test renders and lints.
+sequence with commas, `{field:lines}` each item on its own line. `example` holds facts that a test renders and lints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headrace import units
 
 
 class _Words(string.Formatter):
-    """`str.format` with the specs `size`, `flag` and `list`."""
+    """`str.format` with the specs `size`, `flag`, `list` and `lines`."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec == "size":
@@ -38,6 +38,8 @@ class _Words(string.Formatter):
             return units.format_flag_bytes(value)
         if format_spec == "list":
             return ", ".join(str(item) for item in value) if value else "(none)"
+        if format_spec == "lines":
+            return "\n".join(str(item) for item in value)
         return str(super().format_field(value, format_spec))
 
 
@@ -154,13 +156,20 @@ class InvalidOffloadConfig(ConfigError):
     """The offload settings contradict each other."""
 
     problems: Sequence[str]
-    template = "{problems:list}"
-    remedy = ""
+    """Each begins with the sentence that users search for."""
+    remedies: Sequence[str]
+    """Complete flag lines; each was checked to be valid."""
+    template = "{problems:lines}"
+    remedy = "Flags that work instead:\n{remedies:lines}"
     example = {
         "problems": [
-            "offload_num_in_group (8) must be <= offload_group_size (4): pass --offload-num-in-group 4 or "
-            "--offload-group-size 8"
-        ]
+            "offload_num_in_group (8) must be <= offload_group_size (4): --offload-num-in-group 8 layers cannot "
+            "be taken out of a group of --offload-group-size 4."
+        ],
+        "remedies": [
+            "--offload-group-size 4 --offload-num-in-group 4",
+            "--offload-group-size 8 --offload-num-in-group 8",
+        ],
     }
 
 
@@ -315,7 +324,11 @@ class MissingShard(CheckpointError):
     tensors: int
     template = "{index!r} says that {tensors} tensors are in {shard!r}, and that file is not there."
     remedy = "Download that file again into the same directory; the other shards can stay."
-    example = {"index": "models/m/model.safetensors.index.json", "shard": "model-00002-of-00002.safetensors", "tensors": 9}
+    example = {
+        "index": "models/m/model.safetensors.index.json",
+        "shard": "model-00002-of-00002.safetensors",
+        "tensors": 9,
+    }
 
 
 class CorruptIndex(CheckpointError):

@@ -1,0 +1,78 @@
+"""What must not be loaded by what: seen in a fresh interpreter, not by time."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "numpy", "safetensors", "huggingface_hub", "gguf")
+
+
+def loaded_after(code: str) -> set[str]:
+    program = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.__stdout__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def run_main(*args: str) -> str:
+    return f"from headrace.cli.app import main\nmain({list(args)!r})"
+
+
+def test_importing_the_package_loads_neither_torch_nor_pydantic() -> None:
+    loaded = loaded_after("import headrace; headrace.__version__; dir(headrace)")
+    assert not loaded & {*HEAVY, "pydantic", "typer", "rich"}
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("--version",), ("check", "--help")])
+def test_help_loads_neither_torch_nor_pydantic_nor_rich(args: tuple[str, ...]) -> None:
+    assert not loaded_after(run_main(*args)) & {*HEAVY, "rich"}
+
+
+def test_help_of_the_whole_loads_no_pydantic() -> None:
+    assert "pydantic" not in loaded_after(run_main("--help"))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("check",),
+        ("check", "--offload-group-size", "4", "--json"),
+        ("check", "--offload-group-size", "4", "--offload-num-in-group", "8"),
+    ],
+)
+def test_check_loads_no_torch(args: tuple[str, ...]) -> None:
+    loaded = loaded_after(run_main(*args))
+    assert "pydantic" in loaded
+    assert not loaded & {*HEAVY, "rich"}
+
+
+def test_config_loads_no_torch() -> None:
+    assert not loaded_after("import headrace; headrace.OffloadConfig()") & {*HEAVY, "typer", "rich"}
+
+
+def test_public_names() -> None:
+    import headrace
+    from headrace import config, errors
+
+    assert headrace.OffloadConfig is config.OffloadConfig
+    assert headrace.UVAOffloadConfig is config.UVAOffloadConfig
+    assert headrace.PrefetchOffloadConfig is config.PrefetchOffloadConfig
+    assert headrace.HeadraceError is errors.HeadraceError
+    assert headrace.__version__ == "0.1.0"
+    assert set(headrace.__all__) <= set(dir(headrace))
+    assert set(headrace.__all__) == {
+        "HeadraceError",
+        "OffloadConfig",
+        "PrefetchOffloadConfig",
+        "UVAOffloadConfig",
+        "__version__",
+        "load",
+        "report",
+    }
+
+
+def test_a_name_that_does_not_exist() -> None:
+    import headrace
+
+    with pytest.raises(AttributeError, match="no attribute 'laod'"):
+        headrace.laod  # noqa: B018
