@@ -9,7 +9,8 @@
     ├── ReadError (also an OSError)        a read failed while weights were moving
     ├── WriteError (also an OSError)       an import could not be written
     ├── MissingPackage (also an ImportError)
-    └── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
+    ├── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
+    └── ClosedError (also a RuntimeError)             a model was used after its engine was closed
 
 Each class is a record: its annotated fields are the facts, `template` and `remedy` are filled from them with
 `str.format`; `{field:size}` prints bytes as GiB, `{field:flag}` as a value to paste after a flag, `{field:list}` a
@@ -159,7 +160,7 @@ class InvalidOffloadConfig(ConfigError):
     example = {
         "problems": [
             "offload_num_in_group (8) must be <= offload_group_size (4): pass --offload-num-in-group 4 or "
-            "--offload-group-size 8"
+            "--offload-group-size 8."
         ]
     }
 
@@ -306,7 +307,11 @@ class MissingShard(CheckpointError):
     tensors: int
     template = "{index!r} says that {tensors} tensors are in {shard!r}, and that file is not there."
     remedy = "Download that file again into the same directory; the other shards can stay."
-    example = {"index": "models/m/model.safetensors.index.json", "shard": "model-00002-of-00002.safetensors", "tensors": 9}
+    example = {
+        "index": "models/m/model.safetensors.index.json",
+        "shard": "model-00002-of-00002.safetensors",
+        "tensors": 9,
+    }
 
 
 class CorruptIndex(CheckpointError):
