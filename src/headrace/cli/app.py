@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,6 +36,66 @@ def check(
     from headrace.cli.check import check_flags
 
     check_flags(offload, as_json=as_json)
+
+
+@app.command(cls=FlagsCommand)
+@with_offload_flags
+def run(
+    offload: OffloadFlags,
+    model: Annotated[str, typer.Argument(help="A directory with safetensors, a .gguf file, or a hub id (org/name).")],
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", help="The question. Without it: standard input, or a chat.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="The longest answer, in tokens.")] = 256,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the model's own.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the random numbers, to get the same answer again.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="For the whole process, like 3GiB; default: 90 % of what is free.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens that the KV cache is planned for; default: what was asked, 2048 for a chat.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write reads, waits and runs as Chrome trace events (for Perfetto).")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the answer and nothing else.")] = False,
+) -> int:
+    """Answer a prompt, or chat, with a model that need not fit into memory."""
+    from headrace.cli import run as command
+
+    options = command.RunOptions(
+        model=model,
+        prompt=prompt,
+        raw=raw,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        memory=memory,
+        context=context,
+        as_json=as_json,
+        trace=trace,
+        trust_remote_code=trust_remote_code,
+        quiet=quiet,
+    )
+    options.check()
+    return command.run(options, offload.config())
+
+
+@app.command()
+def demo(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,
+) -> int:
+    """Run a small real model with half of its weights in memory, and show that its tokens are the same."""
+    from headrace.cli.demo import demo as command
+
+    return command(as_json=as_json)
 
 
 def _print_version(wanted: bool) -> None:

@@ -93,7 +93,7 @@ def _names(values: Sequence[str]) -> list[str]:
     return [name.strip() for value in values for name in value.split(",")]
 
 
-def with_offload_flags(command: Callable[..., None]) -> Callable[..., None]:
+def with_offload_flags(command: Callable[..., int | None]) -> Callable[..., int | None]:
     """Show typer the seven flags in place of the command's parameter `offload`."""
     signature = inspect.signature(command, eval_str=True)
     hints = typing.get_type_hints(OffloadFlags, include_extras=True)
@@ -113,9 +113,9 @@ def with_offload_flags(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @functools.wraps(command)
-    def call(**values: Any) -> None:
+    def call(**values: Any) -> int | None:
         given = {each.name: values.pop(each.name) for each in flags}
-        command(offload=OffloadFlags(**given), **values)
+        return command(offload=OffloadFlags(**given), **values)
 
     shown = {parameter.name: parameter for parameter in [*others, *flags]}
     call.__signature__ = signature.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
