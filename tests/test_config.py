@@ -313,7 +313,7 @@ PREFETCH_SET = {
     ("values", "begins", "named"),
     [
         *(
-            ({"offload_backend": "uva", "cpu_offload_gb": 1, **{"offload_group_size": 4, name: value}},
+            ({"offload_backend": "uva", "cpu_offload_gb": 1, "offload_group_size": 4, name: value},
              "Prefetch settings will be ignored", name)
             for name, value in PREFETCH_SET.items()
         ),

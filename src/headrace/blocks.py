@@ -6,7 +6,7 @@ sites. Ties are found by identity, never by address: every meta tensor has the a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -99,9 +99,10 @@ def find_stacks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
     stacks: list[tuple[str, nn.ModuleList]] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(outer + ".") for outer, _ in stacks)
-        if isinstance(module, nn.ModuleList) and not inside and len(module) >= 2:
-            if all(any(True for _ in child.parameters()) for child in module):
-                stacks.append((name, module))
+        if not isinstance(module, nn.ModuleList) or inside or len(module) < 2:
+            continue
+        if all(any(True for _ in child.parameters()) for child in module):
+            stacks.append((name, module))
     if not stacks:  # a model with a single layer is still a stack of one
         stacks = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == 1][:1]
     return stacks
@@ -118,17 +119,9 @@ def named_sites(model: nn.Module) -> dict[int, list[Site]]:
     return sites
 
 
-def parameter_bytes(weights: Iterable[Weight]) -> int:
-    return sum(weight.nbytes for weight in weights)
-
-
 def tensor_view(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
     """A tensor of `like`'s dtype and shape over the bytes of `buffer` (1-d uint8) from `offset` on."""
     nbytes = like.numel() * like.element_size()
     if like.dim() == 0 or nbytes == 0:
         return buffer[offset : offset + nbytes].view(like.dtype).reshape(like.shape)
     return buffer[offset : offset + nbytes].view(like.dtype).view(like.shape)
-
-
-def order_by_name(blocks: Sequence[Block]) -> dict[str, int]:
-    return {block.name: index for index, block in enumerate(blocks)}

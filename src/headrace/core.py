@@ -9,6 +9,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+DIRECT_ALIGNMENT = 4096
+"""Direct I/O wants file offset, length and memory address at multiples of the logical block size; 4096 suits all."""
+
+TENSOR_ALIGNMENT = 64
+"""Tensors start at multiples of this in slots and residents alike: kernels pick their path by alignment, and another
+path can give other last bits."""
+
+
+def align_up(value: int, alignment: int) -> int:
+    """The smallest multiple of `alignment` that is not below `value`."""
+    return -(-value // alignment) * alignment
+
 
 class Tier(StrEnum):
     """Where a byte of weight lives."""

@@ -285,6 +285,7 @@ def _load_residents(
 
 # --- the two functions for Python ----------------------------------------------------------------------------------
 
+
 def load(
     path: str | Path,
     *,

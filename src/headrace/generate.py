@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import threading
 import time
@@ -72,7 +73,7 @@ class _Pieces(TextStreamer):
 
     def put(self, value: Any) -> None:
         is_prompt = self.next_tokens_are_prompt
-        super().put(value)
+        super().put(value)  # type: ignore[no-untyped-call]
         if not is_prompt:
             self.times_s.append(time.perf_counter())
             if self._on_token is not None:
@@ -114,7 +115,7 @@ def generate(
     on_token: Callable[[], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Answer:
-    """Answer to `input_ids`, shape (1, tokens). `on_text` gets the text piece by piece; setting `stop` ends the answer."""
+    """Answer to `input_ids`, shape (1, tokens). `on_text` gets the text in pieces; setting `stop` ends the answer."""
     if sampling.seed is not None:
         torch.manual_seed(sampling.seed)
     streamer = _Pieces(tokenizer, on_text, on_token)
@@ -137,6 +138,6 @@ def generate(
         token_ids=tuple(output[0, input_ids.shape[1] :].tolist()),
         prompt_tokens=input_ids.shape[1],
         seconds_to_first_token=times_s[0] - start_s if times_s else 0.0,
-        decode_seconds=tuple(after - before for before, after in zip(times_s, times_s[1:], strict=False)),
+        decode_seconds=tuple(after - before for before, after in itertools.pairwise(times_s)),
         stopped=stop.is_set(),
     )

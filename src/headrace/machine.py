@@ -65,12 +65,12 @@ def _limits(root: Path, path: str, name: str) -> list[int]:
 
 
 def resident_bytes() -> int:
-    """This process's resident set now (VmRSS)."""
+    """The process's resident set now (VmRSS)."""
     return _status_bytes("VmRSS") or peak_resident_bytes()
 
 
 def peak_resident_bytes() -> int:
-    """This process's largest resident set so far. VmHWM, since ru_maxrss carries over what the parent had at fork."""
+    """The process's largest resident set so far. VmHWM: ru_maxrss carries over what the parent had at fork."""
     scale = 1 if sys.platform == "darwin" else 1024
     return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 

@@ -12,15 +12,21 @@ from dataclasses import dataclass
 
 from headrace import errors
 from headrace.config import OffloadConfig, matches, selected_layers
-from headrace.core import BlockShape, Bound, Choice, Machine, MemoryPlan, ModelShape, ParamShape, Plan
-from headrace.store import DIRECT_ALIGNMENT, TENSOR_ALIGNMENT, align_up
+from headrace.core import (
+    DIRECT_ALIGNMENT,
+    TENSOR_ALIGNMENT,
+    BlockShape,
+    Bound,
+    Choice,
+    Machine,
+    MemoryPlan,
+    ModelShape,
+    ParamShape,
+    Plan,
+    align_up,
+)
+from headrace.cuts import Cut, best_cut, caps, moved_bytes, slot_bytes, subset_bytes, subsets
 from headrace.units import format_bytes, format_rate, format_seconds
-
-SMALL_BYTES = 64 * 1024
-"""Parameters below this (norms, biases) move only if everything must: they are not worth a read."""
-
-MAX_CUTS = 4096
-"""Distinct sizes of what moves of a layer that are tried; beyond it every second one, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,6 @@ class Demand:
     batch: int = 1
     margin_bytes: int = 0
     """For what nobody can count: allocator slack, kernels' scratch, code that is loaded on first use."""
-
-
-Cut = dict[str, tuple[str, ...]]
-"""By block name: the names of the parameters that move."""
 
 
 def plan(shape: ModelShape, machine: Machine, demand: Demand, config: OffloadConfig) -> Plan:
@@ -71,14 +73,14 @@ def _plan_for_memory(shape: ModelShape, machine: Machine, demand: Demand) -> Pla
         reason = (
             "no memory budget was given"
             if room is None
-            else f"all {format_bytes(shape.weight_bytes)} of weights fit into the {format_bytes(room)} that the budget leaves"
+            else f"all {format_bytes(shape.weight_bytes)} of weights fit into the {format_bytes(room)} left for them"
         )
         return _assemble(shape, machine, demand, "resident", {}, (), 0, [Choice("backend", "resident", reason)])
     gathered = tuple(block.name for block in shape.blocks if block.gathered and _all_movable(block))
     table_bytes = sum(block.nbytes for block in shape.blocks if block.name in gathered)
     streams = [block for block in shape.blocks if block.name not in gathered]
     excess = shape.weight_bytes - table_bytes - room
-    cut = {} if excess <= 0 else _best_cut(streams, excess, slots=2)
+    cut = {} if excess <= 0 else best_cut(streams, excess, slots=2)
     if cut is None:
         raise _too_small(shape, demand, streams, table_bytes)
     choices = [
@@ -96,85 +98,6 @@ def _all_movable(block: BlockShape) -> bool:
     return all(param.movable for param in block.params)
 
 
-def _best_cut(blocks: Sequence[BlockShape], excess_bytes: int, slots: int) -> Cut | None:
-    """The cut that moves the fewest bytes while it makes room for `excess_bytes` beside its own ring, or None.
-
-    For every size that a slot could have: each layer moves the largest set of its parameters that a slot holds, as few
-    layers as are enough, spread evenly. Layers come first; the head, read whole for every token like they are, joins
-    when they are not enough.
-    """
-    best: tuple[int, Cut] | None = None
-    for include_head in (False, True):
-        candidates = [block for block in blocks if include_head or block.kind != "head"]
-        for cap in _caps(candidates):
-            cut = _cut_with_slot(candidates, cap, excess_bytes, slots)
-            if cut is not None:
-                moved = _moved_bytes(blocks, cut)
-                if best is None or moved < best[0]:
-                    best = (moved, cut)
-    return best[1] if best else None
-
-
-def _caps(blocks: Sequence[BlockShape]) -> list[int]:
-    sizes = sorted({size for block in blocks for size in _subsets(block)} - {0})
-    step = -(-len(sizes) // MAX_CUTS)
-    return sizes[::-1][::step] if step > 1 else sizes
-
-
-_SUBSETS: dict[tuple[tuple[int, bool], ...], dict[int, tuple[int, ...]]] = {}
-
-
-def _subsets(block: BlockShape) -> dict[int, tuple[int, ...]]:
-    """By size: a set of the block's parameters (as indices) of that size, of the fewest parameters there is."""
-    signature = tuple((param.nbytes, param.movable) for param in block.params)
-    known = _SUBSETS.get(signature)
-    if known is None:
-        movable = [index for index, param in enumerate(block.params) if param.movable]
-        large = [index for index in movable if block.params[index].nbytes >= SMALL_BYTES]
-        known = {0: ()}
-        for index in large:
-            for size, members in list(known.items()):
-                grown = size + align_up(block.params[index].nbytes, TENSOR_ALIGNMENT)
-                if len(known) < MAX_CUTS and len(members) + 1 < len(known.get(grown, (0,) * 99)):
-                    known[grown] = (*members, index)
-        everything = sum(align_up(block.params[index].nbytes, TENSOR_ALIGNMENT) for index in movable)
-        known.setdefault(everything, tuple(movable))
-        if len(_SUBSETS) > 256:
-            _SUBSETS.clear()
-        _SUBSETS[signature] = known
-    return known
-
-
-def _cut_with_slot(blocks: Sequence[BlockShape], cap: int, excess_bytes: int, slots: int) -> Cut | None:
-    """What moves if a slot has `cap` bytes, or None if even all of it does not make enough room."""
-    largest = [max(size for size in _subsets(block) if size <= cap) for block in blocks]
-    moving = [index for index, size in enumerate(largest) if size]
-    slot = align_up(max((largest[index] for index in moving), default=0), DIRECT_ALIGNMENT)
-    needed = excess_bytes + slots * slot
-    if sum(largest[index] for index in moving) < needed:
-        return None
-    # As few blocks as are enough, the largest first; among equals, evenly spread.
-    moving.sort(key=lambda index: -largest[index])
-    count, total = 0, 0
-    while total < needed:
-        total += largest[moving[count]]
-        count += 1
-    smallest = largest[moving[count - 1]]
-    sure = [index for index in moving if largest[index] > smallest]
-    equal = sorted(index for index in moving if largest[index] == smallest)
-    take = count - len(sure)
-    chosen = sorted(sure + [equal[(2 * k + 1) * len(equal) // (2 * take)] for k in range(take)])
-    sizes = {index: largest[index] for index in chosen}
-    last = next(index for index in reversed(chosen) if largest[index] == smallest)
-    spare = total - needed  # the last one need not move all of it
-    sizes[last] = min(size for size in _subsets(blocks[last]) if size >= sizes[last] - spare)
-    return {
-        blocks[index].name: tuple(blocks[index].params[member].name for member in _subsets(blocks[index])[size])
-        for index, size in sizes.items()
-        if size
-    }
-
-
 def _too_small(
     shape: ModelShape, demand: Demand, streams: Sequence[BlockShape], table_bytes: int
 ) -> errors.BudgetTooSmall:
@@ -183,11 +106,11 @@ def _too_small(
     room, ring = weights, 0
     for include_head in (False, True):
         candidates = [block for block in streams if include_head or block.kind != "head"]
-        for cap in _caps(candidates):
-            largest = [max(size for size in _subsets(block) if size <= cap) for block in candidates]
+        for cap in caps(candidates):
+            largest = [max(size for size in subsets(block) if size <= cap) for block in candidates]
             slots = 2 * align_up(max(largest, default=0), DIRECT_ALIGNMENT)
             # A cut moves parameters, which have no padding: count their own bytes, to be sure that the budget works.
-            moved = sum(_subset_bytes(block, size) for block, size in zip(candidates, largest, strict=True))
+            moved = sum(subset_bytes(block, size) for block, size in zip(candidates, largest, strict=True))
             if weights - moved + slots < room:
                 room, ring = weights - moved + slots, slots
     overhead = _overhead_bytes(shape, demand)
@@ -203,10 +126,6 @@ def _too_small(
         kv_bytes=kv_bytes,
         working_bytes=overhead - demand.baseline_bytes - kv_bytes,
     )
-
-
-def _subset_bytes(block: BlockShape, size: int) -> int:
-    return sum(block.params[index].nbytes for index in _subsets(block)[size])
 
 
 # --- the settings that carry over from vLLM ------------------------------------------------------------------------
@@ -263,7 +182,9 @@ def _plan_mapped(shape: ModelShape, machine: Machine, demand: Demand, config: Of
             suggestion=f"--cpu-offload-gb {-(-smallest * 1000 // 2**30) / 1000:g} or more",
         )
     choices = [
-        Choice("backend", "uva", f"asked for: up to {config.uva.cpu_offload_gb:g} GiB are used where the file is mapped")
+        Choice(
+            "backend", "uva", f"asked for: up to {config.uva.cpu_offload_gb:g} GiB are used where the file is mapped"
+        )
     ]
     ordered = {block.name: cut[block.name] for block in shape.blocks if block.name in cut}
     made = _assemble(shape, machine, demand, "uva", ordered, (), 0, choices)
@@ -271,7 +192,9 @@ def _plan_mapped(shape: ModelShape, machine: Machine, demand: Demand, config: Of
 
 
 def _selected(blocks: Sequence[BlockShape], wanted: Callable[[ParamShape], bool]) -> Cut:
-    cut = {block.name: tuple(param.name for param in block.params if param.movable and wanted(param)) for block in blocks}
+    cut = {
+        block.name: tuple(param.name for param in block.params if param.movable and wanted(param)) for block in blocks
+    }
     return {name: params for name, params in cut.items() if params}
 
 
@@ -279,10 +202,18 @@ def _no_match(flag: str, selector: frozenset[str], blocks: Sequence[BlockShape])
     import difflib
 
     segments = sorted(
-        {segment for block in blocks for param in block.params for segment in param.name.split(".") if not segment.isdigit()}
+        {
+            segment
+            for block in blocks
+            for param in block.params
+            for segment in param.name.split(".")
+            if not segment.isdigit()
+        }
     )
     asked = sorted(selector)
-    near = [match for word in asked for match in difflib.get_close_matches(word.split(".")[-1], segments, n=2, cutoff=0.4)]
+    near = [
+        match for word in asked for match in difflib.get_close_matches(word.split(".")[-1], segments, n=2, cutoff=0.4)
+    ]
     return errors.NothingOffloaded(
         request=f"{flag} {','.join(asked)}",
         reason="no parameter that can move has these words as whole dotted segments of its name",
@@ -325,21 +256,6 @@ def _overhead_bytes(shape: ModelShape, demand: Demand) -> int:
     return demand.baseline_bytes + demand.staging_bytes + _kv_bytes(shape, demand) + _working_bytes(shape, demand)
 
 
-def _moved_bytes(blocks: Sequence[BlockShape], cut: Cut) -> int:
-    return sum(
-        param.nbytes for block in blocks for param in block.params if block.name in cut and param.name in cut[block.name]
-    )
-
-
-def _slot_bytes(blocks: Sequence[BlockShape], cut: Cut) -> int:
-    sizes = [
-        sum(align_up(param.nbytes, TENSOR_ALIGNMENT) for param in block.params if param.name in cut[block.name])
-        for block in blocks
-        if block.name in cut
-    ]
-    return align_up(max(sizes, default=0), DIRECT_ALIGNMENT)
-
-
 def _assemble(
     shape: ModelShape,
     machine: Machine,
@@ -351,9 +267,9 @@ def _assemble(
     choices: list[Choice],
 ) -> Plan:
     slots = min(slots, len(cut))
-    slot = _slot_bytes(shape.blocks, cut) if slots else 0
+    slot = slot_bytes(shape.blocks, cut) if slots else 0
     tables = sum(block.nbytes for block in shape.blocks if block.name in gathered)
-    moved = _moved_bytes(shape.blocks, cut)
+    moved = moved_bytes(shape.blocks, cut)
     read_tables = sum(block.nbytes for block in shape.blocks if block.gathered)
     # A ring with a slot for every block is filled once and never read again.
     per_pass = moved if not slots or slots < len(cut) else 0
@@ -373,7 +289,7 @@ def _assemble(
     assert backend in ("resident", "prefetch", "uva")
     return Plan(
         backend=backend,  # type: ignore[arg-type]
-        choices=tuple([*choices, *_explain(shape, machine, demand, memory, cut, gathered, slots, slot, bound)]),
+        choices=(*choices, *_explain(shape, machine, demand, memory, cut, gathered, slots, slot, bound)),
         streamed=tuple((block.name, cut[block.name]) for block in shape.blocks if block.name in cut),
         gathered=gathered,
         slots=slots,
@@ -395,7 +311,7 @@ def _explain(
     slot: int,
     bound: Bound,
 ) -> list[Choice]:
-    moved = _moved_bytes(shape.blocks, cut)
+    moved = moved_bytes(shape.blocks, cut)
     rows = []
     if demand.memory_bytes is not None:
         rest = memory.total_bytes - memory.resident_bytes - memory.ring_bytes
@@ -424,7 +340,7 @@ def _explain(
             Choice(
                 "offloaded",
                 format_bytes(moved),
-                f"out of {len(cut)} blocks, at most {format_bytes(slot or max(0, moved))} of each, spread over the pass",
+                f"out of {len(cut)} blocks, at most {format_bytes(slot or moved)} of each, spread over the pass",
             )
         )
     if slots:

@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headrace import errors
-from headrace.core import Segment, StoredTensor
-
-DIRECT_ALIGNMENT = 4096
-"""Direct I/O wants file offset, length and memory address at multiples of the logical block size; 4096 suits all."""
-
-TENSOR_ALIGNMENT = 64
-"""Tensors start at multiples of this in slots and residents alike: kernels pick their path by alignment, and another
-path can give other last bits."""
+from headrace.core import DIRECT_ALIGNMENT, TENSOR_ALIGNMENT, Segment, StoredTensor, align_up
 
 MAX_HEADER_BYTES = 100 * 2**20
 
@@ -96,7 +89,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     for tensor, file in weight_map.items():
         # A shard is a plain file name: an index from elsewhere must not reach outside of its directory.
         if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
-            raise errors.CorruptIndex(index=str(index), reason=f"tensor {tensor!r} is mapped to {file!r}, not a file name")
+            raise errors.CorruptIndex(
+                index=str(index), reason=f"tensor {tensor!r} is mapped to {file!r}, not a file name"
+            )
     return weight_map
 
 
@@ -112,7 +107,9 @@ def _files_of_index(index: Path) -> list[str]:
 def _check_index(index: Path, tensors: Mapping[str, StoredTensor]) -> None:
     for name, file in _weight_map(index).items():
         if name not in tensors:
-            raise errors.CorruptIndex(index=str(index), reason=f"tensor {name!r} is not in {file!r}, where it should be")
+            raise errors.CorruptIndex(
+                index=str(index), reason=f"tensor {name!r} is not in {file!r}, where it should be"
+            )
         if tensors[name].segment.file != file:
             found = tensors[name].segment.file
             raise errors.CorruptIndex(index=str(index), reason=f"tensor {name!r} is in {found!r}, not in {file!r}")
@@ -126,9 +123,7 @@ def read_header(path: Path) -> list[StoredTensor]:
     size = path.stat().st_size
     with path.open("rb") as file:
         header, data_start = _load_header(file, path, size)
-    tensors = [
-        _parse_entry(path, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"
-    ]
+    tensors = [_parse_entry(path, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"]
     tensors.sort(key=lambda tensor: (tensor.segment.offset, tensor.segment.nbytes))
     end = data_start
     for before, tensor in zip([None, *tensors], tensors, strict=False):
@@ -143,7 +138,9 @@ def read_header(path: Path) -> list[StoredTensor]:
     if size < end:
         raise errors.TruncatedFile(file=str(path), expected_bytes=end, actual_bytes=size)
     if size > end:
-        raise errors.CorruptHeader(file=str(path), reason=f"{size - end} bytes after the last tensor belong to no tensor")
+        raise errors.CorruptHeader(
+            file=str(path), reason=f"{size - end} bytes after the last tensor belong to no tensor"
+        )
     return tensors
 
 
@@ -229,10 +226,6 @@ class Read:
     needed_bytes: int
     """From the start of the read to the last byte that is wanted."""
     copies: tuple[Copy, ...]
-
-
-def align_up(value: int, alignment: int) -> int:
-    return -(-value // alignment) * alignment
 
 
 def layout(sizes: Iterable[int]) -> tuple[list[int], int]:

@@ -143,7 +143,8 @@ class RowTable:
     """
 
     def __init__(self, weight: Weight, module: nn.Module, reader: DiskReader, metrics: Metrics) -> None:
-        assert len(weight.parts) == 1 and weight.meta.dim() == 2
+        assert len(weight.parts) == 1
+        assert weight.meta.dim() == 2
         self.weight = weight
         self.module = module
         self.reader = reader
@@ -173,7 +174,7 @@ class RowTable:
         self.module.forward = wrapped
 
     def _fetch(self, indices: torch.Tensor) -> None:
-        rows = indices.detach().reshape(-1).unique().tolist()
+        rows = torch.unique(indices.detach()).tolist()
         segment = self.weight.parts[0].segment
         placements = []
         for row in rows:

@@ -17,7 +17,9 @@ from headrace.errors import OffloadedWeightsError
 def guard(root: nn.Module) -> None:
     """Make `root` refuse state_dict, copies, pickling and moves that would need the weights that are on disk."""
     plain = type(root)
-    guarded = type(plain.__name__, (_Guarded, plain), {"__module__": plain.__module__, "__qualname__": plain.__qualname__})
+    guarded = type(
+        plain.__name__, (_Guarded, plain), {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    )
     root.__class__ = guarded
 
 

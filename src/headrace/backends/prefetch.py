@@ -1,4 +1,4 @@
-"""Blocks read ahead from disk into a ring of slots. Knows no model library; the order of blocks is decided by `schedule`.
+"""Blocks read ahead from disk into a ring of slots. Knows no model library; `schedule` decides the order.
 
 Memory: `slots` x the largest block, and the reader's staging. Each block is read once per pass, by a few large direct
 reads that begin as soon as its slot is free.
@@ -85,7 +85,8 @@ class PrefetchBackend(Backend):
     def _wait(self, index: int, slot: int) -> None:
         """Wait for the slot's reads; on any failure the slot is given back empty, so that the next pass reads again."""
         ticket = self._tickets[slot]
-        assert ticket is not None and self.schedule.owner(slot) == index
+        assert ticket is not None
+        assert self.schedule.owner(slot) == index
         if ticket.ready and not ticket.failed:
             return
         start_s = time.perf_counter()

@@ -14,10 +14,10 @@ class ResidentBackend(Backend):
         """Nothing to wrap."""
 
     def before(self, index: int) -> None:
-        raise AssertionError("a resident model has no blocks that move")
+        raise AssertionError
 
     def after(self, index: int) -> None:
-        raise AssertionError("a resident model has no blocks that move")
+        raise AssertionError
 
     @property
     def allocated_bytes(self) -> int:

@@ -55,7 +55,8 @@ def run(
         str | None, typer.Option(help="For the whole process, like 3GiB; default: 90 % of what is free.")
     ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Tokens that the KV cache is planned for; default: what was asked, 2048 for a chat.")
+        int | None,
+        typer.Option(help="Tokens that the KV cache is planned for; default: what was asked, 2048 for a chat."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,
     trace: Annotated[

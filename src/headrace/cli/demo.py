@@ -11,6 +11,7 @@ from headrace import errors
 from headrace.cli import show
 from headrace.cli.run import answer_json, interrupt_sets_event, require_engine
 from headrace.core import Plan
+from headrace.units import format_bytes
 
 QUESTIONS = ("What is the capital of France?", "Why is the sky blue? Answer in one sentence.")
 MAX_TOKENS = 48
@@ -37,8 +38,8 @@ def demo(*, as_json: bool) -> int:
     if not same or not streamed.offloaded_bytes or resident.offloaded_bytes:
         raise errors.DemoFailed(tokens=tokens, offloaded_bytes=streamed.offloaded_bytes)
     console.print(
-        f"The same {tokens} tokens came out of both: streamed with {show.format_bytes(streamed.offloaded_bytes)} of the "
-        f"weights on disk, resident with all of them in memory.",
+        f"The same {tokens} tokens came out of both: streamed, with {format_bytes(streamed.offloaded_bytes)} of the "
+        "weights on disk, and resident, with all of them in memory.",
         style="bold",
     )
     if as_json:

@@ -47,7 +47,9 @@ class RunOptions:
         if self.memory is not None:
             parse_size(self.memory)
         _require(self.max_tokens >= 1, "--max-tokens", self.max_tokens, "at least 1", "256")
-        _require(self.temperature is None or 0 <= self.temperature <= 10, "--temperature", self.temperature, "0 to 10", "0.7")
+        _require(
+            self.temperature is None or 0 <= self.temperature <= 10, "--temperature", self.temperature, "0 to 10", "0.7"
+        )
         _require(self.top_p is None or 0 < self.top_p <= 1, "--top-p", self.top_p, "above 0 and at most 1", "0.95")
         _require(self.seed is None or 0 <= self.seed < 2**63, "--seed", self.seed, "0 to 2**63 - 1", "0")
         _require(self.context is None or self.context >= 1, "--context", self.context, "at least 1", "2048")
@@ -127,13 +129,25 @@ class _Session:
         asked = self.options.max_tokens
         if prompt is None:
             self.context = min(self.options.context or max(CHAT_CONTEXT, 2 * asked), longest or sys.maxsize)
-            _require(asked < self.context, "--max-tokens", asked, f"below the context of {self.context}", str(self.context // 2))
+            _require(
+                asked < self.context,
+                "--max-tokens",
+                asked,
+                f"below the context of {self.context}",
+                str(self.context // 2),
+            )
             return self.context, self.context - asked
         messages = [{"role": "user", "content": prompt}]
         length = self._generate.encode(tokenizer, messages, raw=self.options.raw).shape[1]
         self.context = max(length + asked, self.options.context or 0)
         room = (longest or sys.maxsize) - length
-        _require(room > 0, "--prompt", f"{length} tokens long", f"shorter than the model's {longest} tokens", "a shorter text")
+        _require(
+            room > 0,
+            "--prompt",
+            f"{length} tokens long",
+            f"shorter than the model's {longest} tokens",
+            "a shorter text",
+        )
         _require(asked <= room, "--max-tokens", asked, f"at most {room} after a prompt of {length} tokens", str(room))
         return self.context, length
 
@@ -181,7 +195,13 @@ class _Session:
         if forgotten:
             self.console.print(f"(the oldest {forgotten} of the questions no longer fit into the context)", style="dim")
         room = self.context - self.options.max_tokens
-        _require(ids.shape[1] <= room, "the question", f"{ids.shape[1]} tokens long", f"at most {room} tokens", "a shorter one")
+        _require(
+            ids.shape[1] <= room,
+            "the question",
+            f"{ids.shape[1]} tokens long",
+            f"at most {room} tokens",
+            "a shorter one",
+        )
         return ids
 
     def finish(self) -> None:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def plan_table(plan: Plan) -> Table:
     """The choices with their reasons."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="plan", title_justify="left", title_style="bold")
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), title="plan", title_justify="left", title_style="bold"
+    )
     table.add_column("choice", style="bold", no_wrap=True)
     table.add_column("value", no_wrap=True)
     table.add_column("reason", style="dim")
@@ -31,7 +33,9 @@ def plan_table(plan: Plan) -> Table:
 
 def report_table(report: Report, answers: list[Answer]) -> Table:
     """Where the bytes are, what moved, how fast it was against the bound, how much memory it took."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="report", title_justify="left", title_style="bold")
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), title="report", title_justify="left", title_style="bold"
+    )
     table.add_column("figure", style="bold", no_wrap=True)
     table.add_column("value")
     for name, value in report_rows(report, answers):
@@ -40,28 +44,42 @@ def report_table(report: Report, answers: list[Answer]) -> Table:
 
 
 def report_rows(report: Report, answers: list[Answer]) -> Iterator[tuple[str, str]]:
+    """The figures of a report as text: name and value."""
     counters, bound = report.counters, report.plan.bound
-    yield "weights", (
-        f"{format_bytes(report.resident_bytes)} in memory, {format_bytes(report.offloaded_bytes)} on disk"
-        + (f" ({format_bytes(report.looked_up_bytes)} looked up by rows)" if report.looked_up_bytes else "")
+    yield (
+        "weights",
+        (
+            f"{format_bytes(report.resident_bytes)} in memory, {format_bytes(report.offloaded_bytes)} on disk"
+            + (f" ({format_bytes(report.looked_up_bytes)} looked up by rows)" if report.looked_up_bytes else "")
+        ),
     )
     if report.ring_bytes:
-        yield "ring", f"{format_bytes(report.ring_bytes)}, so offloading saves {format_bytes(report.net_saving_bytes)} net"
+        yield (
+            "ring",
+            f"{format_bytes(report.ring_bytes)}, so offloading saves {format_bytes(report.net_saving_bytes)} net",
+        )
     if counters.passes and counters.read_bytes:
         rate = counters.read_bytes / counters.passes
         yield "read", f"{format_bytes(rate)} per pass, {format_bytes(counters.read_bytes)} in {counters.passes} passes"
     speed = tokens_per_s(answers)
     if speed is not None:
-        yield "speed", (
-            f"{speed:.2f} tokens/s, {100 * speed * bound.seconds:.0f} % of the bound of {1 / bound.seconds:.2f} tokens/s "
-            f"({format_seconds(bound.seconds)} per pass, limited by {bound.limited_by})"
+        yield (
+            "speed",
+            (
+                f"{speed:.2f} tokens/s, {100 * speed * bound.seconds:.0f} % of the bound of "
+                f"{1 / bound.seconds:.2f} tokens/s "
+                f"({format_seconds(bound.seconds)} per pass, limited by {bound.limited_by})"
+            ),
         )
     if answers:
         yield "first token", f"after {format_seconds(answers[-1].seconds_to_first_token)} (the last answer's)"
     if counters.stalls:
         yield "waits", f"{format_seconds(counters.stall_s)} for weights, over {counters.stalls} blocks"
     if counters.slot_misses:
-        yield "slot misses", f"{counters.slot_misses} blocks were not where they were expected and were read on the spot"
+        yield (
+            "slot misses",
+            f"{counters.slot_misses} blocks were not where they were expected and were read on the spot",
+        )
     yield "peak memory", _peak(report)
     for fallback in report.fallbacks:
         yield "fallback", fallback

@@ -93,7 +93,9 @@ class _File:
             self.direct = hasattr(os, "O_DIRECT")
         except OSError as error:
             if error.errno != errno.EINVAL:
-                raise errors.ReadError(file=str(path), offset=0, nbytes=0, reason=os.strerror(error.errno or 0)) from None
+                raise errors.ReadError(
+                    file=str(path), offset=0, nbytes=0, reason=os.strerror(error.errno or 0)
+                ) from None
             self.fall_back()
 
     def fall_back(self) -> None:
@@ -133,7 +135,8 @@ class DiskReader:
         self._changed = threading.Condition()
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._serve, name=f"headrace-disk-{number}", daemon=True) for number in range(threads)
+            threading.Thread(target=self._serve, name=f"headrace-disk-{number}", daemon=True)
+            for number in range(threads)
         ]
         for thread in self._threads:
             thread.start()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 
 import torch
 
-from headrace.store import DIRECT_ALIGNMENT, align_up
+from headrace.core import DIRECT_ALIGNMENT, align_up
 
 
 class Slab:
@@ -22,10 +23,8 @@ class Slab:
         # Private: Python's default is shared memory, which has no huge pages and is accounted as a file.
         self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with contextlib.suppress(OSError):  # a kernel without them: slower page walks, nothing else
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:  # a kernel without transparent huge pages: slower page walks, nothing else
-                pass
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         """1-d uint8 over the whole slab; it keeps the memory alive."""

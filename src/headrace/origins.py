@@ -1,0 +1,173 @@
+"""Where each weight of a transformers model comes from: the stored tensors it is made of, and what makes it of them.
+
+Knows transformers' rules for names and conversions; does not know where weights will live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headrace import errors
+from headrace.blocks import Weight, named_sites
+from headrace.core import StoredTensor
+from headrace.store import Checkpoint
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32,
+    "I64": torch.int64, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a parameter or buffer is made of."""
+
+    stored: tuple[tuple[str, StoredTensor], ...]
+    """(transformers' source pattern, tensor), in the order of the checkpoint's names."""
+    converter: Any
+    """transformers' WeightConverter, or None if the tensor is stored as the model holds it."""
+
+
+def trace(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, Source], list[str]]:
+    """By name in the model: the stored tensors it is made of; and the stored tensors that nothing is made of."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    wanted = model.state_dict()
+    prefix = model.base_model_prefix
+    found: dict[str, list[tuple[str, StoredTensor]]] = {}
+    used: dict[str, Any] = {}
+    ignored = []
+    for name in sorted(checkpoint.tensors, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, prefix, wanted)
+        if target not in wanted and name in wanted:
+            target, pattern = rename_source_key(name, [], [], prefix, wanted)
+        if target in wanted:
+            found.setdefault(target, []).append((pattern or name, checkpoint.tensors[name]))
+            used[target] = by_pattern[pattern] if pattern is not None else None
+        else:
+            ignored.append(name)
+    return {target: Source(tuple(stored), used[target]) for target, stored in found.items()}, ignored
+
+
+def _parts(source: Source) -> tuple[StoredTensor, ...] | None:
+    """The tensors whose bytes one after the other are the parameter's, or None if it takes more than moving bytes.
+
+    A stack of experts is such a sequence, and so is one whose experts are made of several matrices, one above the
+    other: expert by expert, matrix by matrix.
+    """
+    if source.converter is None:
+        return tuple(tensor for _, tensor in source.stored) if len(source.stored) == 1 else None
+    names = [type(operation).__name__ for operation in source.converter.operations]
+    dims = [getattr(operation, "dim", None) for operation in source.converter.operations]
+    if len(source.converter.target_patterns) != 1 or (names, dims) not in (
+        (["MergeModulelist"], [0]),
+        (["MergeModulelist", "Concatenate"], [0, 1]),
+    ):
+        return None
+    by_pattern = {
+        pattern: [t for p, t in source.stored if p == pattern] for pattern in source.converter.source_patterns
+    }
+    counts = {len(tensors) for tensors in by_pattern.values()}
+    if len(counts) != 1 or not counts.pop():
+        return None
+    return tuple(tensor for expert in zip(*by_pattern.values(), strict=True) for tensor in expert)
+
+
+def collect_weights(
+    directory: Path, model: Any, checkpoint: Checkpoint, sources: Mapping[str, Source]
+) -> tuple[dict[int, Weight], dict[str, Callable[[], torch.Tensor]]]:
+    """By identity of the parameter: its weight; and by name what converts those that cannot be read as they are."""
+    weights: dict[int, Weight] = {}
+    converters: dict[str, Callable[[], torch.Tensor]] = {}
+    missing, wrong = [], []
+    for identity, sites in named_sites(model).items():
+        parameter = sites[0].module._parameters[sites[0].attribute]
+        assert parameter is not None
+        source = next((sources[site.name] for site in sites if site.name in sources), None)
+        if source is None:
+            missing.append(sites[0].name)
+            continue
+        parts = _parts(source) or ()
+        as_stored = parts and sum(part.nbytes for part in parts) == parameter.numel() * parameter.element_size()
+        if not (as_stored and all(TORCH_DTYPES[part.dtype] == parameter.dtype for part in parts)):
+            parts = ()
+        if source.converter is None and source.stored[0][1].shape != tuple(parameter.shape):
+            wrong.append(f"{sites[0].name}: stored {source.stored[0][1].shape}, model {tuple(parameter.shape)}")
+        weight = Weight(tuple(sites), parameter, parts)
+        weights[identity] = weight
+        if not parts:
+            target = next(site.name for site in sites if site.name in sources)
+            converters[weight.name] = _converter(model, checkpoint, target, source, parameter)
+    _check_matches(directory, missing, wrong)
+    _load_buffers(model, checkpoint, sources)
+    return weights, converters
+
+
+def _check_matches(directory: Path, missing: list[str], wrong: list[str]) -> None:
+    if missing:
+        reason = f"{len(missing)} weights of the model are not in the checkpoint"
+        raise errors.TensorMismatch(model=str(directory), reason=reason, names=_few(missing))
+    if wrong:
+        raise errors.TensorMismatch(model=str(directory), reason="shapes differ", names=_few(wrong))
+
+
+def _few(names: list[str]) -> list[str]:
+    return names if len(names) <= 4 else [*names[:4], f"and {len(names) - 4} more"]
+
+
+def _converter(
+    model: Any, checkpoint: Checkpoint, target: str, source: Source, parameter: nn.Parameter
+) -> Callable[[], torch.Tensor]:
+    def convert() -> torch.Tensor:
+        tensors = [(pattern, _read(checkpoint, tensor)) for pattern, tensor in source.stored]
+        if source.converter is None:
+            return tensors[0][1].to(parameter.dtype)
+        converter = deepcopy(source.converter)
+        for (pattern, stored), (_, tensor) in zip(source.stored, tensors, strict=True):
+            converter.add_tensor(target, stored.name, pattern, tensor)
+        made = converter.convert(target, model=model, config=model.config)
+        value = made[target]
+        value = value[0] if isinstance(value, list) else value
+        return value.to(parameter.dtype)  # type: ignore[no-any-return]
+
+    return convert
+
+
+def _read(checkpoint: Checkpoint, tensor: StoredTensor) -> torch.Tensor:
+    from safetensors import safe_open
+
+    path = checkpoint.path(tensor.segment.file)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(tensor.name)  # type: ignore[no-any-return]
+    except OSError as error:
+        segment = tensor.segment
+        raise errors.ReadError(
+            file=str(path), offset=segment.offset, nbytes=segment.nbytes, reason=str(error)
+        ) from None
+
+
+def _load_buffers(model: Any, checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
+    """Persistent buffers that the checkpoint holds; the others have the values their modules made."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, source in sources.items():
+        if name not in parameters and source.converter is None:
+            module = model.get_submodule(name.rpartition(".")[0])
+            attribute = name.rpartition(".")[2]
+            old = module._buffers[attribute]
+            module._buffers[attribute] = _read(checkpoint, source.stored[0][1]).to(old.dtype)
