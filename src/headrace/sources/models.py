@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace import hub
 from headrace.errors import (
     CorruptGguf,
     CorruptIndex,
@@ -29,8 +28,9 @@ from headrace.errors import (
     RemoteCodeRefused,
     UnsupportedModel,
 )
-from headrace.gguf_header import is_gguf
 from headrace.importing import import_gguf
+from headrace.importing.header import is_gguf
+from headrace.sources import hub
 
 Progress = Callable[[str, int, int], None]
 
@@ -48,7 +48,7 @@ def resolve(model: str | Path, *, trust_remote_code: bool = False, on_progress: 
     is called while that takes time. Raises the errors below UserError and CheckpointError that say what is missing.
     """
     text = os.fspath(model)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # pathlib's own raises if there is no such user
     if text and os.path.isdir(path):
         return _checked(path, text, trust_remote_code)
     if os.path.isfile(path):
@@ -198,7 +198,7 @@ def _has_config(model_type: str) -> bool:
 
 
 def _looks_like_path(text: str) -> bool:
-    path = Path(text).expanduser()
+    path = Path(text)
     return (
         path.is_absolute()
         or text.startswith(("./", "../", "~", ".\\"))

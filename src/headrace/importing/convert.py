@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoint_writer import TensorSpec
 from headrace.errors import CorruptGguf, HeadraceError, MissingPackage
-from headrace.gguf_header import GgufHeader, GgufTensor, write_outline
+from headrace.importing.header import GgufHeader, GgufTensor, write_outline
+from headrace.importing.rope import UnknownScaling, stretch_positions
+from headrace.importing.writer import TensorSpec
 
 _PIECE_BYTES = 8 * 2**20
 """Of float32 numbers: rows are decoded and written in pieces of about this size."""
 _AS_STORED = ("token_embd.weight", "output.weight")
 """The largest tensors; no architecture's processing touches them, so they never have to be in memory whole."""
 _COMPUTED = (".attn_rot_embd.weight", ".rope_freqs.weight")
-"""Tables that old converters stored and every model computes from its config."""
+"""Tables that every model computes from its config."""
 _ALSO_SHAPES = (
     ("attention.key_length", "head_dim"),
     ("context_length", "max_position_embeddings"),
@@ -54,12 +55,14 @@ class GgufModel:
         self.file = file
         self.header = header
         _require_packages()
+        self._check_ranges()
         with self._foreign("its metadata does not describe a model that transformers can build"):
             self.config = self._read_config(scratch)
-            self._apply_rope()
+            table = next((tensor for tensor in header.tensors if tensor.name == "rope_freqs.weight"), None)
+            divisors = None if table is None else next(self._decode(table))
+            stretch_positions(self.config, header, divisors)
             model = _meta_model(self.config)
             self._mapping, self._processor = self._read_mapping(model)
-        self._check_ranges()
         self.torch_dtype, self.dtype = self._choose_dtype()
         self.config.dtype = self.torch_dtype
         self.config.architectures = [type(model).__name__]
@@ -98,6 +101,8 @@ class GgufModel:
             yield
         except (HeadraceError, MemoryError):
             raise
+        except UnknownScaling as error:
+            raise self._corrupt(str(error)) from error
         except Exception as error:
             raise self._corrupt(f"{what} ({type(error).__name__}: {_first_line(error)})") from error
 
@@ -133,62 +138,6 @@ class GgufModel:
 
     def _target(self, name: str) -> str | None:
         return self._mapping.get(name) or self._mapping.get(name.removesuffix(".weight"))
-
-    def _apply_rope(self) -> None:
-        """Carry over what stretches rotary positions: transformers' reading of GGUF files leaves it at the default."""
-        scaling = self._rope_scaling()
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        rope = rope.get("full_attention", rope)  # local layers of models that have both kinds are not stretched
-        if scaling and rope["rope_type"] == "default":
-            rope.update(scaling)
-        turned = self.header.metadata.get(f"{self.header.architecture}.rope.dimension_count")
-        if turned and "partial_rotary_factor" in rope:
-            config = self.config
-            head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            rope["partial_rotary_factor"] = turned / head
-
-    def _rope_scaling(self) -> dict[str, Any] | None:
-        prefix = f"{self.header.architecture}.rope.scaling."
-        keys = {
-            key.removeprefix(prefix): value for key, value in self.header.metadata.items() if key.startswith(prefix)
-        }
-        kind = keys.get("type", "none")
-        table = next((tensor for tensor in self.header.tensors if tensor.name == "rope_freqs.weight"), None)
-        if table is not None:
-            return self._llama3_scaling(table)
-        if kind == "linear":
-            return {"rope_type": "linear", "factor": keys["factor"]}
-        if kind == "yarn":
-            return {
-                "rope_type": "yarn",
-                "factor": keys["factor"],
-                "original_max_position_embeddings": keys["original_context_length"],
-            }
-        if kind != "none":
-            raise self._corrupt(f"its rotary positions are scaled in a way that is not supported ({kind!r})")
-        return None
-
-    def _llama3_scaling(self, table: GgufTensor) -> dict[str, Any] | None:
-        """Llama 3's rule from the table of divisors that GGUF stores instead; only if it gives this very table."""
-        import numpy as np
-
-        (stored,) = self._decode(table)
-        factor = float(stored.max())
-        if factor == 1:
-            return None
-        base = self.config.rope_parameters["rope_theta"]
-        wavelength = 2 * math.pi * base ** (np.arange(len(stored)) / len(stored))
-        low, high, context = 1.0, 4.0, 8192
-        smooth = np.clip((context / wavelength - low) / (high - low), 0, 1)
-        if not np.allclose(1 / ((1 - smooth) / factor + smooth), stored, rtol=1e-3):
-            raise self._corrupt("its rotary positions are scaled by a table that is not Llama 3's")
-        return {
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": low,
-            "high_freq_factor": high,
-            "original_max_position_embeddings": context,
-        }
 
     # --- tensors --------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoint_writer import TensorSpec, plan_shards, sync_directory, write_shards
 from headrace.errors import HeadraceError, MissingPackage, WriteError
-from headrace.gguf_header import GgufHeader, read_header
+from headrace.importing.header import GgufHeader, read_header
+from headrace.importing.writer import TensorSpec, plan_shards, sync_directory, write_shards
 
 Progress = Callable[[str, int, int], None]
 
@@ -95,7 +95,7 @@ def _exclusive(target: Path) -> Iterator[None]:
 
 
 def _convert(file: Path, header: GgufHeader, target: Path, on_progress: Progress) -> None:
-    from headrace.gguf_convert import GgufModel, quiet
+    from headrace.importing.convert import GgufModel, quiet
 
     label = f"importing {file.name}"
     on_progress(label, 0, header.file_bytes)

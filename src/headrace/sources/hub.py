@@ -7,6 +7,7 @@ becomes one of our errors.
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import shutil
 from collections.abc import Callable
@@ -95,9 +96,9 @@ def _write_error(cache: str, error: OSError) -> WriteError:
 
 def _progress_bar(label: str, on_progress: Progress | None) -> Any:
     """A class in the place of huggingface_hub's progress bar that draws nothing and reports bytes."""
-    from tqdm import tqdm
+    tqdm: Any = importlib.import_module("tqdm").tqdm
 
-    class Bar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
+    class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             # Of the two bars of bytes, the other one counts what the network needed, which may be less.
             self._counts = kwargs.get("unit") == "B" and not str(kwargs.get("desc")).startswith("Download")
