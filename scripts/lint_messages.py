@@ -35,10 +35,13 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*+(?:-[a-z0-9]++)*+(?![\w{-])")
 COMMAND = re.compile(r"(?<![\w./'-])headrace ([a-z][a-z-]*+)(?![\w=])")
 PLACEHOLDER = re.compile(r"(?<!\{)\{[A-Za-z_]\w*(?:[.\[!:][^{}]*)?\}(?!\})")
 # What other programs take is theirs to document: `hf download --local-dir x`, "Run: pip install --upgrade x".
-FOREIGN_COMMAND = re.compile(r"`(?!headrace |-)[^`]*`|\b(?:pip|python|git|hf) (?:install|-m|clone|download)[^`\n]*")
+QUOTED = re.compile(r"`([^`]*)`")
+FOREIGN_COMMAND = re.compile(r"\b(?:pip|python|git|hf) (?:install|-m|clone|download)[^`\n]*")
 
 # Python itself asks for these (a module's __getattr__, an abstract method, an iterator's end).
+# AssertionError is what an assert raises: it speaks to us, not to users.
 PROTOCOL_EXCEPTIONS = {
+    "AssertionError",
     "AttributeError",
     "GeneratorExit",
     "KeyboardInterrupt",
@@ -111,7 +114,9 @@ def lint_advice(text: str, cli: CommandLine, *, is_message: bool) -> Iterator[tu
     Other texts than messages (the name of a thread, say) may begin with the word headrace, so there only what is
     quoted is a command.
     """
-    ours = FOREIGN_COMMAND.sub("", text)
+    # Whole quotes first: a pattern that skips some of them would pair the end of one with the start of the next.
+    ours = QUOTED.sub(lambda quote: quote[0] if quote[1].startswith(("headrace ", "-")) else "", text)
+    ours = FOREIGN_COMMAND.sub("", ours)
     for name in COMMAND.findall(ours) if is_message else re.findall(r"`headrace ([a-z][a-z-]*+)", ours):
         if name not in cli.flags:
             yield "unknown-command", f"there is no `headrace {name}`"
@@ -172,8 +177,9 @@ def lint_class(cls: type[HeadraceError], cli: CommandLine | None) -> Iterator[Fa
             yield Fault(where, "double-space", f"{part}: {text!r}")
         if text != text.strip():
             yield Fault(where, "outer-space", f"{part}: {text!r}")
-        # A command is pasted as a whole, so a full stop behind it would be pasted too.
-        if not text.endswith((".", "!", "?")) and not (part == "remedy" and re.match(r"Run: \S", text)):
+        # What is pasted as a whole, a command or a line of flags, would be pasted with a full stop behind it.
+        to_paste = part == "remedy" and re.match(r"Run: \S|--[a-z]|headrace ", text.splitlines()[-1])
+        if not text.endswith((".", "!", "?")) and not to_paste:
             yield Fault(where, "final-punctuation", f"{part}: {text!r}")
         if re.search(r"(?<!\.)\.\.(?!\.)|[,;:]\.|\.,", text):
             yield Fault(where, "double-punctuation", f"{part}: {text!r}")

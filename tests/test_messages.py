@@ -86,8 +86,11 @@ def test_an_example_that_does_not_fit_the_fields_is_caught() -> None:
     assert rules(lint_class(Incomplete, CLI)) == {"example"}
 
 
-def test_a_command_to_paste_needs_no_full_stop() -> None:
-    assert list(lint_class(made_up("torch is not installed.", "Run: pip install --upgrade torch"), CLI)) == []
+@pytest.mark.parametrize(
+    "remedy", ["Run: pip install --upgrade torch", "Flags that work:\n--memory 3GiB", "Use this:\nheadrace run x"]
+)
+def test_what_is_to_be_pasted_needs_no_full_stop(remedy: str) -> None:
+    assert list(lint_class(made_up("It is gone.", remedy), CLI)) == []
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,7 @@ def test_a_command_to_paste_needs_no_full_stop() -> None:
         ("seam", 'note = ("It is wrong."\n    # with a comment between\n    "Use another.")'),
         ("unknown-flag", 'note = "try --memroy"'),
         ("unknown-command", 'note = "try `headrace fetch`"'),
+        ("unknown-flag", 'note = "see `hf get --x` or `headrace run --x`"'),
     ],
 )
 def test_a_fault_in_the_source_is_caught(rule: str, source: str) -> None:
@@ -133,6 +137,8 @@ def test_words_may_live_in_the_module_of_errors() -> None:
         'thread = Thread(name="headrace reader 1")',
         'note = "use --memory 3GiB, or `pip install --upgrade torch`"',
         'flag = f"--{name}"',
+        'note = "see `headrace --help` or `headrace COMMAND --help`, `hf get --x` and `--memory 3GiB`"',
+        'raise AssertionError("a resident model has no blocks that move")',
     ],
 )
 def test_what_is_fine_stays_fine(source: str) -> None:
