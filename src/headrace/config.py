@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_serializer, model_validator
 
-from headrace.errors import InvalidOffloadConfig, NothingOffloaded
+from headrace.errors import InvalidOffloadConfig, NothingOffloaded, Reason
 from headrace.settings import Settings, flag, number_text, parse_size
 
 __all__ = [
@@ -48,13 +48,13 @@ class OffloadConfigWarning(UserWarning):
 
 def _usable_gib(value: float) -> float:
     if 0 < value < 2**-30:
-        raise ValueError("less than one byte")
+        raise Reason("less than one byte")
     return value + 0.0  # -0.0 becomes 0.0: equal configs have equal hashes
 
 
 def _usable_selectors(selectors: frozenset[str]) -> frozenset[str]:
     if not all(_SELECTOR.fullmatch(selector) for selector in selectors):
-        raise ValueError("a selector that can match nothing")
+        raise Reason("a selector that can match nothing")
     return selectors
 
 

@@ -101,6 +101,10 @@ def concrete_errors(root: type[HeadraceError] = HeadraceError) -> Iterator[type[
         yield from concrete_errors(child)
 
 
+class Reason(ValueError):
+    """Why something cannot be used, on its way to the `reason` of an error; never leaves the room that raised it."""
+
+
 # --- what was asked for -------------------------------------------------------------------------------------------
 
 

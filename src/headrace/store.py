@@ -168,7 +168,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(keys) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError("{!r} is there twice".format(twice))  # noqa: UP032 - becomes the reason of CorruptHeader
+        raise errors.Reason(f"{twice!r} is there twice")
     return keys
 
 

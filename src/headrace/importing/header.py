@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headrace.errors import CorruptGguf
+from headrace.errors import CorruptGguf, Reason
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -75,7 +75,7 @@ class _Cursor:
 
     def take(self, nbytes: int) -> bytes:
         if nbytes > self.end - self.offset:
-            raise ValueError(f"its header is cut off: {nbytes} bytes are missing at offset {self.offset}")
+            raise Reason(f"its header is cut off: {nbytes} bytes are missing at offset {self.offset}")
         data = self._stream.read(nbytes)
         self.offset += nbytes
         return data
@@ -96,14 +96,14 @@ class _Cursor:
         if type_id == _STRING:
             return self.string()
         if type_id != _ARRAY:
-            raise ValueError(f"a metadata value has the unknown type {type_id}")
+            raise Reason(f"a metadata value has the unknown type {type_id}")
         item_type, count = self.unpack("IQ")
         if item_type in _SCALARS:
             raw = self.take(count * struct.calcsize("<" + _SCALARS[item_type]))
             keep = count <= _MAX_KEPT
             return list(struct.unpack(f"<{count}{_SCALARS[item_type]}", raw)) if keep else LongArray(count)
         if item_type != _STRING:
-            raise ValueError(f"a metadata array has the unknown item type {item_type}")
+            raise Reason(f"a metadata array has the unknown item type {item_type}")
         if count <= _MAX_KEPT:
             return [self.string() for _ in range(count)]
         for _ in range(count):
@@ -155,11 +155,11 @@ def _read(stream: BinaryIO) -> GgufHeader:
     status = os.fstat(stream.fileno())
     cursor = _Cursor(stream, status.st_size)
     if status.st_size < 4 or cursor.take(4) != _MAGIC:
-        raise ValueError("it does not begin with the GGUF magic")
+        raise Reason("it does not begin with the GGUF magic")
     version, tensor_count, value_count = cursor.unpack("IQQ")
     if version not in _VERSIONS:
         big_endian = " (a big-endian file)" if version and not version & 0xFFFF else ""
-        raise ValueError(f"its GGUF version is {version}{big_endian}, and only versions 2 and 3 are read")
+        raise Reason(f"its GGUF version is {version}{big_endian}, and only versions 2 and 3 are read")
     metadata: dict[str, Any] = {}
     spans = []
     for _ in range(value_count):
@@ -172,13 +172,13 @@ def _read(stream: BinaryIO) -> GgufHeader:
     rows = [_tensor_row(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
-        raise ValueError(f"its general.alignment is {alignment!r}")
+        raise Reason(f"its general.alignment is {alignment!r}")
     data_offset = -(-cursor.offset // alignment) * alignment
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise ValueError("its metadata has no general.architecture")
+        raise Reason("its metadata has no general.architecture")
     if (parts := metadata.get("split.count", 0)) > 1:
-        raise ValueError(f"it is one of {parts} parts; join them first with `llama-gguf-split --merge`")
+        raise Reason(f"it is one of {parts} parts; join them first with `llama-gguf-split --merge`")
     stream.seek(0)
     identity = hashlib.blake2b(f"{status.st_size}:{status.st_mtime_ns}:".encode(), digest_size=16)
     identity.update(stream.read(cursor.offset))
@@ -199,7 +199,7 @@ def _tensor_row(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
     name = cursor.string()
     dims = cursor.one("I")
     if dims > _MAX_DIMS:
-        raise ValueError(f"its tensor {name!r} has {dims} dimensions, and at most {_MAX_DIMS} are possible")
+        raise Reason(f"its tensor {name!r} has {dims} dimensions, and at most {_MAX_DIMS} are possible")
     shape = tuple(reversed(cursor.unpack(f"{dims}Q")))
     type_id, offset = cursor.unpack("IQ")
     return name, type_id, shape, offset
