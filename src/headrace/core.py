@@ -5,7 +5,7 @@ Sizes end in `_bytes`, times in `_s`, rates in `_per_s`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -155,6 +155,10 @@ class Bound:
     @property
     def limited_by(self) -> Literal["compute", "disk"]:
         return "disk" if self.moving_s > self.compute_s else "compute"
+
+    def to_json(self) -> dict[str, float | str]:
+        """The fields and what follows from them."""
+        return asdict(self) | {"seconds": self.seconds, "limited_by": self.limited_by}
 
 
 @dataclass(frozen=True, slots=True)

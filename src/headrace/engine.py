@@ -19,7 +19,7 @@ from headrace.blocks import Block, Weight, tensor_view
 from headrace.config import OffloadConfig, parse_size
 from headrace.copying.disk import CHUNK_BYTES, READER_THREADS, DiskReader, measure_bytes_per_s
 from headrace.copying.slots import Slab
-from headrace.core import Link, Machine, Plan, Tier
+from headrace.core import Bound, Link, Machine, Plan, Tier
 from headrace.errors import NotLoadedHere
 from headrace.metrics import Counters, Metrics
 from headrace.planner import Demand, memory_for_share, plan
@@ -31,8 +31,8 @@ Context = Callable[[Any, int | None], tuple[int, int]]
 """From the tokenizer and the model's longest sequence (if known) to the number of tokens that the KV cache is planned
 for and the number of those that are prefilled at once."""
 
-MARGIN_BYTES = 96 * 2**20
-"""Kernels' scratch, allocator slack and code loaded on first use: measured as at most 70 MiB (docs/log.md)."""
+MARGIN_BYTES = 48 * 2**20
+"""Kernels' scratch, allocator slack and code loaded on first use: measured as at most 30 MiB (docs/log.md)."""
 
 DEFAULT_CONTEXT = 2048
 MEMORY_SHARE = 0.9
@@ -66,16 +66,23 @@ class Report:
     fallbacks: tuple[str, ...]
 
     @property
+    def bound(self) -> Bound:
+        """The plan's bound, with the disk's rate of this run where it was faster than the probe before it."""
+        counters = self.counters
+        seen = counters.read_bytes / counters.busy_s if counters.busy_s > 0 else 0.0
+        planned = self.plan.bound
+        return dataclasses.replace(planned, link_bytes_per_s=max(planned.link_bytes_per_s, seen))
+
+    @property
     def read_bytes_per_pass(self) -> float:
         return self.counters.read_bytes / self.counters.passes if self.counters.passes else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain data, with the plan's bound."""
+        """The same as plain data, with both bounds: the planned one and the one of this run."""
         data = dataclasses.asdict(self)
-        bound = self.plan.bound
-        data["plan"]["bound"] |= {"seconds": bound.seconds, "limited_by": bound.limited_by}
+        data["plan"]["bound"] = self.plan.bound.to_json()
         data["plan"]["memory"]["total_bytes"] = self.plan.memory.total_bytes
-        return data | {"read_bytes_per_pass": self.read_bytes_per_pass}
+        return data | {"bound": self.bound.to_json(), "read_bytes_per_pass": self.read_bytes_per_pass}
 
 
 class Engine:

@@ -20,6 +20,8 @@ class Counters:
     reads: int = 0
     read_s: float = 0.0
     """Summed over reader threads: more than wall time when reads overlap."""
+    busy_s: float = 0.0
+    """Time with at least one read in flight."""
     stall_s: float = 0.0
     """Time a block waited for its weights."""
     stalls: int = 0
@@ -57,6 +59,22 @@ class Metrics:
         self._counters = Counters()
         self._spans: list[Span] = []
         self._lock = threading.Lock()
+        self._reads_in_flight = 0
+        self._busy_since_s = 0.0
+
+    def begin_read(self) -> None:
+        """A read begins on this thread."""
+        with self._lock:
+            if self._reads_in_flight == 0:
+                self._busy_since_s = time.perf_counter()
+            self._reads_in_flight += 1
+
+    def end_read(self) -> None:
+        """The read that this thread began has ended, well or not."""
+        with self._lock:
+            self._reads_in_flight -= 1
+            if self._reads_in_flight == 0:
+                self._counters.busy_s += time.perf_counter() - self._busy_since_s
 
     def add(self, **amounts: float) -> None:
         """Add to counters by name."""
@@ -78,12 +96,16 @@ class Metrics:
     def counters(self) -> Counters:
         """A copy that does not change any more."""
         with self._lock:
-            return Counters(**{field.name: getattr(self._counters, field.name) for field in fields(Counters)})
+            copy = Counters(**{field.name: getattr(self._counters, field.name) for field in fields(Counters)})
+            if self._reads_in_flight:
+                copy.busy_s += time.perf_counter() - self._busy_since_s
+            return copy
 
     def reset(self) -> None:
         """Start counting from zero; spans are kept."""
         with self._lock:
             self._counters = Counters()
+            self._busy_since_s = time.perf_counter()
 
     def spans(self) -> list[Span]:
         with self._lock:

@@ -45,7 +45,7 @@ def report_table(report: Report, answers: list[Answer]) -> Table:
 
 def report_rows(report: Report, answers: list[Answer]) -> Iterator[tuple[str, str]]:
     """The figures of a report as text: name and value."""
-    counters, bound = report.counters, report.plan.bound
+    counters, bound = report.counters, report.bound
     yield (
         "weights",
         (
@@ -122,7 +122,7 @@ def bars(console: Console) -> Iterator[Bars]:
 
 def rate_line(report: Report, answer: Answer) -> str:
     """One line after an answer: speed, share of the bound, what was read."""
-    bound = report.plan.bound
+    bound = report.bound
     speed = tokens_per_s([answer])
     tokens = len(answer.token_ids)
     if speed is None:

@@ -201,6 +201,7 @@ class DiskReader:
         error: errors.HeadraceError | None = None
         if ticket.wanted:
             start_s = time.perf_counter()
+            self.metrics.begin_read()
             try:
                 self._fill(read, staging)
                 for copy in read.copies:
@@ -212,6 +213,8 @@ class DiskReader:
             else:
                 self.metrics.add(reads=1, read_bytes=read.nbytes, read_s=time.perf_counter() - start_s)
                 self.metrics.span(ticket.label, "read", start_s)
+            finally:
+                self.metrics.end_read()
         ticket.finish_one(error)
 
     def _fill(self, read: Read, staging: memoryview) -> None:
