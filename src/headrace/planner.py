@@ -329,7 +329,7 @@ def _explain(
         Choice(
             "resident",
             format_bytes(memory.resident_bytes),
-            "a scan over the layers would evict just what it needs next, so what fits is never given up",
+            "a pass needs all of it, so what fits is never given up" if cut or gathered else "nothing has to move",
         )
     )
     if gathered:
@@ -351,13 +351,9 @@ def _explain(
                 "one block runs while the next is read" if slots < len(cut) else "every block has its own slot",
             )
         )
-    disk = f"{format_bytes(bound.moved_bytes)} per pass from disk at {format_rate(machine.disk.bytes_per_s)}"
-    rows.append(
-        Choice(
-            "bound",
-            f"{1 / bound.seconds:.2f} passes/s",
-            f"{format_seconds(bound.seconds)} per pass, limited by {bound.limited_by}: {disk} takes "
-            f"{format_seconds(bound.moving_s)}, computing takes {format_seconds(bound.compute_s)}",
-        )
-    )
+    why = f"computing takes {format_seconds(bound.compute_s)}"
+    if bound.moved_bytes:
+        disk = f"{format_bytes(bound.moved_bytes)} from disk at {format_rate(machine.disk.bytes_per_s)}"
+        why = f"{disk} takes {format_seconds(bound.moving_s)}, {why}; the longer of the two counts"
+    rows.append(Choice("bound", f"{1 / bound.seconds:.2f} passes/s", f"a pass makes one token: {why}"))
     return rows
