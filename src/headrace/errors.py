@@ -8,6 +8,7 @@
     ├── CheckpointError                    the files are not what a checkpoint should be
     ├── ReadError (also an OSError)        a read failed while weights were moving
     ├── WriteError (also an OSError)       an import could not be written
+    ├── NotWritable (also an OSError)      the cache for imports cannot be written
     ├── OutputFailed (also an OSError)     an answer or a trace could not be written
     ├── MissingPackage (also an ImportError)
     ├── DemoFailed                         the demo's two runs disagree
@@ -266,7 +267,7 @@ class PromptTooLong(UserError):
     most_tokens: int
     context_tokens: int
     template = (
-        "The prompt has {tokens} tokens: in a context of {context_tokens} tokens there is room for {most_tokens} beside "
+        "The prompt has {tokens} tokens; in a context of {context_tokens} there is room for {most_tokens} beside "
         "the answer."
     )
     remedy = "Shorten the prompt; or pass a smaller --max-tokens, or a larger --context if the model allows it."
@@ -488,6 +489,17 @@ class WriteError(HeadraceError, OSError):
     )
     remedy = "Free some space, or put the cache elsewhere with XDG_CACHE_HOME=/path/with/room."
     example = {"path": "/cache", "needed_bytes": 2**30, "free_bytes": 2**20, "reason": "No space left on device"}
+    exit_code = 1
+
+
+class NotWritable(HeadraceError, OSError):
+    """The cache for imported models cannot be written."""
+
+    path: str
+    reason: str
+    template = "The cache directory {path!r} cannot be written: {reason}."
+    remedy = "Make it writable, or put the cache elsewhere with XDG_CACHE_HOME=/path/you/may/write."
+    example = {"path": "/cache", "reason": "Permission denied"}
     exit_code = 1
 
 

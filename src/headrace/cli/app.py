@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
+from headrace.cli import terminal
 from headrace.cli.options import FlagsCommand, OffloadFlags, with_offload_flags
-from headrace.cli.terminal import repair_streams
 from headrace.errors import HeadraceError
 
 app = typer.Typer(
@@ -145,10 +145,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` and return the exit code."""
     # Imports make many objects that stay; looking through them again and again took a tenth of the start-up time.
     gc.set_threshold(20_000)
-    repair_streams()
+    terminal.repair_streams()
     arguments, debug = _without_debug(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(arguments)
+        with terminal.notice_interrupts():
+            code = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # Who read our output has gone. What is still buffered must not fail again when the interpreter exits.
@@ -182,5 +183,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
         import traceback
 
         traceback.print_exc()
+    if terminal.interrupted.is_set():
+        return 130
     typer.echo(f"error: {message}", err=True)
     return code

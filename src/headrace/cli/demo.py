@@ -62,6 +62,7 @@ def _answer_all(console: Console, directory: Any, *, half: bool) -> tuple[Any, l
     from headrace import generate
     from headrace.engine import Engine
 
+    terminal.raise_if_interrupted()
     answers = []
     with show.bars(console) as bars:
         engine = Engine.open(

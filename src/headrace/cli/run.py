@@ -115,6 +115,7 @@ class _Session:
         from headrace import generate
         from headrace.engine import Engine
 
+        terminal.raise_if_interrupted()
         self.options = options
         self.console = Console(stderr=True, highlight=False, quiet=options.quiet)
         self._generate = generate
@@ -136,6 +137,7 @@ class _Session:
         self.raw = options.raw or not getattr(self.engine.tokenizer, "chat_template", None)
 
     def _show_plan(self, plan: Plan) -> None:
+        terminal.raise_if_interrupted()
         self.console.print(show.plan_rows(plan))
         self.console.print()
 
@@ -190,6 +192,7 @@ class _Session:
                 self.console.print()
                 return 0
             except KeyboardInterrupt:
+                terminal.interrupted.clear()
                 self.console.print("\nCtrl-D ends the chat.", style="dim")
             except OutputFailed:
                 raise

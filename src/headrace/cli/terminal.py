@@ -68,6 +68,37 @@ def complain(message: str) -> None:
     sys.stderr.write(f"error: {message}\n")
 
 
+interrupted = threading.Event()
+"""Set by a Ctrl-C that nobody has dealt with yet. Libraries that are interrupted in an import turn that into an error
+of their own, about a module that is missing; with this it can be told from one."""
+
+
+@contextlib.contextmanager
+def notice_interrupts() -> Iterator[None]:
+    """Within it Ctrl-C sets `interrupted` and raises KeyboardInterrupt, unless it is ignored as in the background."""
+    interrupted.clear()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def raise_if_interrupted() -> None:
+    """Called after imports, which may have swallowed a Ctrl-C. Raises: KeyboardInterrupt."""
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+
+
+def _interrupt(number: int, frame: object) -> None:
+    interrupted.set()
+    raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
 def interrupt_sets_event() -> Iterator[threading.Event]:
     """Within it the first Ctrl-C only sets the event, so that a pass is never torn; the second one interrupts."""
@@ -75,7 +106,7 @@ def interrupt_sets_event() -> Iterator[threading.Event]:
 
     def interrupt(number: int, frame: object) -> None:
         if event.is_set():
-            raise KeyboardInterrupt
+            _interrupt(number, frame)
         event.set()
         # Not through a stream: the signal may have come in the middle of a write to it.
         with contextlib.suppress(OSError):
