@@ -58,7 +58,7 @@ class Rows:
     def _narrow(self, row: tuple[str, ...], width: int) -> Iterator[Text]:
         name, *others = row
         yield Text(f"{name}  {others[0]}" if len(others) > 1 else name, style="bold")
-        for line in textwrap.wrap(others[-1], max(20, width - 2)):
+        for line in textwrap.wrap(others[-1], max(8, width - 2)):
             yield Text(f"  {line}")
 
 

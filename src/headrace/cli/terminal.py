@@ -140,9 +140,11 @@ def without_echo() -> Iterator[None]:
 def _terminal_settings() -> list[Any] | None:
     try:
         import termios
-
+    except ImportError:
+        return None
+    try:
         return termios.tcgetattr(sys.stdin)
-    except (ImportError, OSError, ValueError, termios.error):
+    except (OSError, ValueError, termios.error):  # no terminal
         return None
 
 
