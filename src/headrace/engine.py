@@ -143,6 +143,7 @@ class Engine:
         reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
         try:
             here = _measure(reader, checkpoint, skeleton.dtype)
+            machine.trim_memory()
             demand = Demand(
                 memory_bytes=memory_bytes if memory_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
                 baseline_bytes=machine.resident_bytes(),
