@@ -90,7 +90,7 @@ def test_a_block_that_runs_is_never_read_late(blocks: int, slots: int) -> None:
 
 
 def corrupted_by_the_old_rule(blocks: int, step: int) -> bool:
-    """vLLM before its change 54975: block i runs out of slot i % step; then (i + step) % blocks is copied to its slot."""
+    """vLLM before its change 54975: block i runs out of slot i % step, then (i + step) % blocks is copied."""
     memory = {block % step: block for block in range(min(step, blocks))}
     for block in [*range(blocks)] * 4:
         if memory[block % step] != block:
@@ -227,11 +227,11 @@ def test_every_jump_costs_at_most_one_miss(blocks: int, slots: int) -> None:
 
 def test_a_miss_gives_up_what_is_needed_last() -> None:
     ring = Ring(6, 3)
-    ring.run(0)  # now 1, 2 and 3 are there
-    step = ring.schedule.start(5)
-    assert step is not None
-    assert step.missed
-    assert step.slot == ring.memory.index(3), "after 5 comes 0, then 1 and 2; 3 is farthest away"
+    ring.run(0)
+    ring.run(1)
+    assert ring.memory == [3, 4, 2]
+    step = ring.schedule.start(0)
+    assert step == RunStep(0, 1, missed=True), "after 0 comes 2, then 3; 4 is farthest away"
 
 
 def test_a_miss_takes_an_empty_slot_first() -> None:
