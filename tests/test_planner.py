@@ -157,6 +157,17 @@ def test_more_memory_never_moves_more(shape: ModelShape, shares: list[int]) -> N
         before = now
 
 
+@pytest.mark.parametrize("lack", [253_958, 253_959, 254_018])
+def test_padding_in_the_slot_makes_no_room(lack: int) -> None:
+    """Six tensors, each a byte above its alignment: counted with padding, they would make room for 60 bytes more."""
+    shape = model(*layers(*[[64 * KIB + 1]] * 6))
+    if lack == 253_958:
+        with_room(shape, shape.weight_bytes - lack)
+    else:
+        with pytest.raises(BudgetTooSmall):
+            with_room(shape, shape.weight_bytes - lack)
+
+
 def test_everything_fits() -> None:
     shape = model(table(MIB), *layers([MIB], [MIB]), head(MIB), fixed_bytes=100)
     assert with_room(shape, shape.weight_bytes).backend == "resident"
