@@ -59,7 +59,7 @@ def _limits(root: Path, path: str, name: str) -> list[int]:
             text = (folder / name).read_text().strip()
         except OSError:
             text = "max"
-        if text != "max" and int(text) < UNLIMITED_BYTES:
+        if text.isdecimal() and int(text) < UNLIMITED_BYTES:
             limits.append(int(text))
         if folder == root:
             break
