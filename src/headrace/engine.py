@@ -159,6 +159,8 @@ class Engine:
             made = plan(skeleton.shape, here, demand, config)
             if on_plan is not None:
                 on_plan(made)
+            if made.backend != "resident":
+                machine.return_freed_memory()
             backend = _carry_out(made, skeleton, reader, metrics, config, on_progress)
         except BaseException:
             reader.close()

@@ -23,9 +23,6 @@ from headrace.origins import TORCH_DTYPES, collect_weights, trace, untie_differe
 from headrace.store import Checkpoint
 
 
-ALLOCATOR_FACTOR = 1.4
-
-
 @dataclass(frozen=True, eq=False)
 class Skeleton:
     """A model without weights, and how to get each of them."""
@@ -299,14 +296,12 @@ def _kv_bytes_per_token(text: Any, element: int) -> int:
 
 
 def _activation_bytes_per_token(text: Any, element: int) -> int:
-    """Hidden states (input, residual, normed in float32), attention's q, k, v and output, the MLP's four.
-
-    With what the allocator keeps in holes: a 3072 x 8192 layer in bfloat16 took up to 170 KiB per token where its
-    tensors have 136 (docs/log.md).
+    """Hidden states (residual, normed, and once in float32), the MLP's four. A 3072 x 8192 layer in bfloat16 took 74 KiB
+    per token where this says 110 (docs/log.md).
     """
     hidden = int(getattr(text, "hidden_size", 0) or 0)
     inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
     inner = max(inner) if isinstance(inner, (list, tuple)) else int(inner)
     experts = int(getattr(text, "num_experts_per_tok", 0) or 0)
     inner = max(inner, experts * int(getattr(text, "moe_intermediate_size", 0) or 0) * 2)
-    return int(ALLOCATOR_FACTOR * (element * (8 * hidden + 4 * inner) + 8 * hidden))
+    return element * (4 * hidden + 4 * inner) + 8 * hidden
