@@ -254,7 +254,7 @@ def test_no_tokenizer(run: Run, tiny: Path, tmp_path: Path) -> None:
         ("--max-tokens 510", "at most 488: a prompt of 24 tokens leaves no more of a context of 512 tokens"),
         ("--context 513", "--context is 513, but it must be at most 512 for this model.\nUse --context 512."),
         ("--context 24", "The prompt has 24 tokens; in a context of 24 there is room for 23 beside the answer"),
-        ("--offload-group-size 100", "the model has 4 layers.\nUse --offload-group-size 4 or less"),
+        ("--offload-group-size 100", "the model has 4 layers.\nUse --offload-group-size 4 "),
         ("--offload-group-size 2 --offload-params nope", "--offload-params nope would offload nothing"),
         ("--cpu-offload-gb 1 --cpu-offload-params nope", "--cpu-offload-params nope would offload nothing"),
         ("--offload-backend uva", "Use --offload-backend uva --cpu-offload-gb 4."),

@@ -147,6 +147,7 @@ class Engine:
         reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
         try:
             here = _measure(reader, checkpoint, skeleton.dtype)
+            machine.trim_memory()
             demand = Demand(
                 memory_bytes=memory_bytes if memory_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
                 baseline_bytes=machine.resident_bytes(),
@@ -162,6 +163,8 @@ class Engine:
             made = _plan_for_here(skeleton.shape, here, demand, config)
             if on_plan is not None:
                 on_plan(made)
+            if made.backend != "resident":
+                machine.return_freed_memory()
             backend = _carry_out(made, skeleton, reader, metrics, config, on_progress)
         except BaseException:
             reader.close()

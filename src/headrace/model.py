@@ -312,10 +312,12 @@ def _kv_bytes_per_token(text: Any, element: int) -> int:
 
 
 def _activation_bytes_per_token(text: Any, element: int) -> int:
-    """Hidden states (input, residual, normed in float32), attention's q, k, v and output, the MLP's three."""
+    """Hidden states (residual, normed, and once in float32), the MLP's four. A 3072 x 8192 layer in bfloat16 took 74 KiB
+    per token where this says 110 (docs/log.md).
+    """
     hidden = int(getattr(text, "hidden_size", 0) or 0)
     inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
     inner = max(inner) if isinstance(inner, (list, tuple)) else int(inner)
     experts = int(getattr(text, "num_experts_per_tok", 0) or 0)
     inner = max(inner, experts * int(getattr(text, "moe_intermediate_size", 0) or 0) * 2)
-    return element * (8 * hidden + 4 * inner) + 8 * hidden
+    return element * (4 * hidden + 4 * inner) + 8 * hidden
