@@ -312,8 +312,8 @@ def _kv_bytes_per_token(text: Any, element: int) -> int:
 
 
 def _activation_bytes_per_token(text: Any, element: int) -> int:
-    """Hidden states (residual, normed, and once in float32), the MLP's four. A 3072 x 8192 layer in bfloat16 took 74 KiB
-    per token where this says 110 (docs/log.md).
+    """Hidden states (residual, normed, and once in float32), the MLP's four. A 3072 x 8192 layer in bfloat16 took
+    74 KiB per token where this says 110 (docs/log.md).
     """
     hidden = int(getattr(text, "hidden_size", 0) or 0)
     inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
