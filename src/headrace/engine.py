@@ -135,6 +135,7 @@ class Engine:
 
         Raises: UserError, CheckpointError, ReadError.
         """
+        machine.tune_allocator(return_memory=True)  # before the heap grows
         config = offload or OffloadConfig()
         memory_bytes = parse_size(memory, "memory") if memory is not None else None
         directory = sources.resolve(path, trust_remote_code=trust_remote_code, on_progress=on_progress)
@@ -163,8 +164,8 @@ class Engine:
             made = _plan_for_here(skeleton.shape, here, demand, config)
             if on_plan is not None:
                 on_plan(made)
-            if made.backend != "resident":
-                machine.return_freed_memory()
+            if made.backend == "resident":  # memory is not scarce: as fast as any other program
+                machine.tune_allocator(return_memory=False)
             backend = _carry_out(made, skeleton, reader, metrics, config, on_progress)
         except BaseException:
             reader.close()

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
-M_MMAP_THRESHOLD = -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """glibc's malloc.h."""
 
 UNLIMITED_BYTES = 2**60
@@ -86,14 +86,18 @@ def trim_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def return_freed_memory(threshold_bytes: int = 4 * 2**20) -> None:
-    """Make the C library give allocations from `threshold_bytes` on back to the system when they are freed.
+def tune_allocator(*, return_memory: bool) -> None:
+    """Make the C library give larger allocations back to the system when they are freed, or keep them for the next.
 
-    Left alone glibc raises its threshold to 32 MiB as it goes, and the KV cache, which grows in between, then pins the
-    holes that activations leave: 490 MiB for a prefill of 1,530 tokens that needs 110 (docs/log.md).
+    glibc begins with the first and drifts to the second by itself: it raises its threshold to 32 MiB as it goes. Then
+    the KV cache, which grows in between, pins the holes that activations leave: under a cap a prefill of 1,530 tokens
+    took 700 MiB instead of 250 (docs/log.md). It only helps if it is said before the heap has grown.
     """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, threshold_bytes)
+    threshold, trim = (2**20, 8 * 2**20) if return_memory else (32 * 2**20, 64 * 2**20)
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, threshold)
+        library.mallopt(M_TRIM_THRESHOLD, trim)
 
 
 def _status_bytes(field: str) -> int | None:
