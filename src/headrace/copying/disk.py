@@ -222,7 +222,8 @@ class DiskReader:
                     # ctypes lets other threads run during the copy; slicing a memoryview would not.
                     ctypes.memmove(target + copy.target_offset, staging_address + copy.source_offset, copy.nbytes)
             except errors.HeadraceError as failure:
-                error = failure
+                # A new object: the traceback of this one holds views of the staging buffer, which could not be closed.
+                error = type(failure)(**failure.facts)
                 self.metrics.add(read_errors=1)
             else:
                 self.metrics.add(reads=1, read_bytes=read.nbytes, read_s=time.perf_counter() - start_s)
