@@ -132,7 +132,7 @@ def test_a_module_without_a_layer_is_reported(source: Path) -> None:
 def test_the_drawing_for_people_is_the_contract() -> None:
     """CONTRIBUTING.md shows the layers in the order of pyproject.toml."""
     (layers,) = (contract["layers"] for contract in CONTRACTS if contract["id"] == "layers")
-    drawn = re.search(r"```text\n(cli .*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    drawn = re.search(r"```text\n(__main__ .*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     assert drawn, "CONTRIBUTING.md has no drawing of the layers"
     rows = [re.split(r"\s{2,}", row)[0].split(" | ") for row in drawn[1].splitlines()]
     assert rows == [re.findall(r"\w+", layer) for layer in layers]

@@ -9,7 +9,9 @@
     ├── ReadError (also an OSError)        a read failed while weights were moving
     ├── WriteError (also an OSError)       an import could not be written
     ├── MissingPackage (also an ImportError)
-    └── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
+    ├── DemoFailed                         the demo's two runs disagree
+    ├── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
+    └── ClosedError (also a RuntimeError)  a model was used after its engine was closed
 
 Each class is a record: its annotated fields are the facts, `template` and `remedy` are filled from them with
 `str.format`; `{field:size}` prints bytes as GiB, `{field:flag}` as a value to paste after a flag, `{field:list}` a

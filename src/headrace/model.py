@@ -19,7 +19,7 @@ from torch import nn
 from headrace import errors
 from headrace.blocks import Block, Blocks, Weight, find_stacks
 from headrace.core import BlockShape, ModelShape, ParamShape
-from headrace.origins import TORCH_DTYPES, collect_weights, trace
+from headrace.origins import TORCH_DTYPES, collect_weights, trace, untie_different
 from headrace.store import Checkpoint
 
 
@@ -49,6 +49,7 @@ def build(directory: Path, checkpoint: Checkpoint, *, trust_remote_code: bool = 
     model = _empty_model(directory, config, dtype, trust_remote_code)
     _apply_fp32_rules(model, dtype)
     sources, ignored = trace(model, checkpoint)
+    untie_different(model, checkpoint, sources)
     weights, converters = collect_weights(directory, model, checkpoint, sources)
     blocks = _cut(model, weights)
     return Skeleton(model, blocks, _shape(model, blocks, config, dtype), dtype, converters, tuple(ignored))

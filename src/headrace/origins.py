@@ -17,7 +17,7 @@ from torch import nn
 from headrace import errors
 from headrace.blocks import Weight, named_sites
 from headrace.core import StoredTensor
-from headrace.store import Checkpoint
+from headrace.store import Checkpoint, same_bytes
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
@@ -112,6 +112,24 @@ def _shape_of(source: Source, parts: Sequence[StoredTensor]) -> tuple[int, ...] 
     if experts or not all(matrices) or len({shape[1:] for shape in matrices}) > 1:
         return None
     return (len(parts) // count, sum(shape[0] for shape in matrices), *matrices[0][1:])
+
+
+def untie_different(model: Any, checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
+    """Undo the ties that the checkpoint contradicts: both names are stored, with different values.
+
+    The config says that they are one weight and the files say that they are two; transformers believes the files, and
+    so the tokens are right only if we do.
+    """
+    for target, source in list(model.all_tied_weights_keys.items()):
+        if target not in sources or source not in sources:
+            continue
+        stored = [sources[name].stored for name in (target, source)]
+        if len(stored[0]) != 1 or len(stored[1]) != 1 or same_bytes(checkpoint, stored[0][0][1], stored[1][0][1]):
+            continue
+        module, attribute = model.get_submodule(target.rpartition(".")[0]), target.rpartition(".")[2]
+        tied = module._parameters[attribute]
+        module._parameters[attribute] = nn.Parameter(torch.empty_like(tied), requires_grad=False)
+        del model.all_tied_weights_keys[target]
 
 
 def collect_weights(

@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 from headrace import errors
 from headrace.core import DIRECT_ALIGNMENT, TENSOR_ALIGNMENT, Segment, StoredTensor, align_up
 
+COMPARE_BYTES = 2**20
+
 MAX_HEADER_BYTES = 100 * 2**20
 
 DTYPE_BITS: Mapping[str, int] = {
@@ -193,6 +195,32 @@ def _parse_entry(path: Path, name: str, entry: Any, data_start: int) -> StoredTe
 
 def _is_counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def same_bytes(checkpoint: Checkpoint, first: StoredTensor, second: StoredTensor) -> bool:
+    """Whether two stored tensors are equal, byte for byte; stops reading at the first difference. Raises: ReadError."""
+    if first.segment == second.segment:
+        return True
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    paths = [checkpoint.path(tensor.segment.file) for tensor in (first, second)]
+    with paths[0].open("rb") as one, paths[1].open("rb") as other:
+        one.seek(first.segment.offset)
+        other.seek(second.segment.offset)
+        for start in range(0, first.nbytes, COMPARE_BYTES):
+            count = min(COMPARE_BYTES, first.nbytes - start)
+            pieces = one.read(count), other.read(count)
+            for path, tensor, piece in zip(paths, (first, second), pieces, strict=True):
+                if len(piece) < count:
+                    raise errors.ReadError(
+                        file=str(path),
+                        offset=tensor.segment.offset + start,
+                        nbytes=count,
+                        reason="the file ends before it",
+                    )
+            if pieces[0] != pieces[1]:
+                return False
+    return True
 
 
 # --- reads --------------------------------------------------------------------------------------------------------

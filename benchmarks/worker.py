@@ -1,0 +1,142 @@
+"""One candidate in a process of its own: prefill 16 tokens, decode some, print one JSON document.
+
+    python benchmarks/worker.py headrace|auto|mapped|disk|resident CHECKPOINT --memory 3GiB --tokens 6
+
+`auto` is accelerate's device_map="auto", `mapped` is transformers' own mapping of the file, `disk` reads the files with
+direct I/O and computes nothing: the rate that bounds every other candidate.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+PROMPT = list(range(100, 116))
+DISK_SECONDS = 4.0
+
+
+def status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def disk_bytes() -> dict[str, int]:
+    pairs = (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return {name: int(value) for name, value in pairs if name in ("read_bytes", "write_bytes")}
+
+
+def decode(model, tokens: int) -> dict:
+    import torch
+
+    with torch.inference_mode():
+        start_s = time.perf_counter()
+        output = model(torch.tensor([PROMPT]), use_cache=True, logits_to_keep=1)
+        first_s = time.perf_counter() - start_s
+        chosen, seconds = [], []
+        before = disk_bytes()
+        for _ in range(tokens):
+            start_s = time.perf_counter()
+            token = output.logits[:, -1:].argmax(-1)
+            chosen.append(int(token))
+            cache = {"cache": output.past_key_values} if "cache" in _names(model) else {}
+            cache = cache or {"past_key_values": output.past_key_values}
+            output = model(token, use_cache=True, **cache)
+            seconds.append(time.perf_counter() - start_s)
+        after = disk_bytes()
+    return {
+        "seconds_to_first_token": first_s,
+        "seconds_per_token": seconds,
+        "tokens": chosen,
+        "read_bytes_per_token": (after["read_bytes"] - before["read_bytes"]) / tokens,
+        "written_bytes": disk_bytes()["write_bytes"],
+    }
+
+
+def _names(model) -> set[str]:
+    import inspect
+
+    return set(inspect.signature(type(model).forward).parameters)
+
+
+def headrace(path: str, memory: str, tokens: int) -> dict:
+    import headrace
+
+    model, _ = headrace.load(path, memory=memory, context=64)
+    figures = decode(model, tokens)
+    report = headrace.report(model).to_json()
+    kept = ("offloaded_bytes", "resident_bytes", "ring_bytes", "requested_bytes", "bound", "counters")
+    return figures | {name: report[name] for name in kept} | {"planned": report["plan"]["memory"]}
+
+
+def auto(path: str, memory: str, tokens: int) -> dict:
+    """As much in memory as survives the cap: the library itself, its copies while loading and one layer come on top."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from headrace.settings import parse_size
+
+    room = parse_size(memory) - 1000 * 2**20
+    with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.bfloat16, device_map="auto", max_memory={"cpu": room}, offload_folder=folder
+        )
+        return decode(model.eval(), tokens)
+
+
+def mapped(path: str, memory: str, tokens: int) -> dict:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return decode(AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval(), tokens)
+
+
+def disk(path: str, memory: str, tokens: int) -> dict:
+    """Sequential direct reads of the checkpoint, four at a time, by code that Headrace does not share."""
+    chunk = 4 * 2**20
+    places = [
+        (file, offset)
+        for file in sorted(Path(path).glob("*.safetensors"))
+        for offset in range(0, file.stat().st_size - chunk, chunk)
+    ]
+    queue, total = iter(itertools.cycle(places)), [0]
+    lock, end_s = threading.Lock(), time.perf_counter() + DISK_SECONDS
+
+    def serve() -> None:
+        buffer = mmap.mmap(-1, chunk)
+        descriptors: dict[Path, int] = {}
+        while time.perf_counter() < end_s:
+            with lock:
+                file, offset = next(queue)
+            if file not in descriptors:
+                descriptors[file] = os.open(file, os.O_RDONLY | os.O_DIRECT)
+            count = os.preadv(descriptors[file], [buffer], offset)
+            with lock:
+                total[0] += count
+
+    start_s = time.perf_counter()
+    threads = [threading.Thread(target=serve) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"bytes_per_s": total[0] / (time.perf_counter() - start_s)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=["headrace", "auto", "mapped", "disk"])
+    parser.add_argument("checkpoint")
+    parser.add_argument("--memory", default="3GiB")
+    parser.add_argument("--tokens", type=int, default=6)
+    arguments = parser.parse_args()
+    run = {"headrace": headrace, "auto": auto, "mapped": mapped, "disk": disk}[arguments.kind]
+    with contextlib.redirect_stdout(None):
+        made = run(arguments.checkpoint, arguments.memory, arguments.tokens)
+    print(json.dumps(made | {"peak_memory_bytes": status("VmHWM")}), flush=True)
+    os._exit(0)  # tearing a mapped model down takes longer than running it
