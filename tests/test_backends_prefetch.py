@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import random
 import threading
@@ -17,7 +16,7 @@ torch = pytest.importorskip("torch")
 from headrace.copying import disk
 from headrace.copying.disk import DiskReader
 from headrace.errors import ClosedError, ReadError
-from tiny_stacks import Streamed, hidden, stream
+from tiny_stacks import FailingReader, Streamed, hidden, in_threads, stream
 
 Open = Callable[..., Streamed]
 
@@ -204,19 +203,6 @@ def test_an_exception_in_an_inner_block_frees_both(opened: Open) -> None:
 # --- reads that fail, waits that are interrupted ------------------------------------------------------------------
 
 
-class FailingReader(DiskReader):
-    """Fails the first read that covers `bad_offset`, once."""
-
-    bad_offset: int | None = None
-
-    def _pread(self, file: Any, into: memoryview, offset: int) -> int:
-        bad = self.bad_offset
-        if bad is not None and offset <= bad < offset + len(into):
-            self.bad_offset = None
-            raise OSError(errno.EIO, "Input/output error")
-        return super()._pread(file, into, offset)
-
-
 @pytest.mark.parametrize("name", ["layers.0.up", "layers.2.bias", "layers.4.eighth"])
 @pytest.mark.parametrize("slots", [1, 2, 4])
 def test_a_read_error_fails_the_pass_and_the_next_is_right(opened: Open, slots: int, name: str) -> None:
@@ -332,30 +318,6 @@ def test_two_models_interleaved(opened: Open) -> None:
     assert torch.equal(left, expected_one)
     assert torch.equal(right, expected_other)
     assert one.counters().slot_misses == other.counters().slot_misses == 0
-
-
-def in_threads(*jobs: Callable[[], Any]) -> list[Any]:
-    """Run at once; what each returns, or the error of one. A deadlock is an error, not a wait for ever."""
-    results: list[Any] = [None] * len(jobs)
-    start = threading.Barrier(len(jobs))
-
-    def run(number: int) -> None:
-        start.wait()
-        try:
-            results[number] = jobs[number]()
-        except BaseException as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-        assert not thread.is_alive(), "a deadlock"
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])

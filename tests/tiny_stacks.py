@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import errno
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +104,43 @@ class Streamed:
     def close(self) -> None:
         self.backend.close()
         self.reader.close()
+
+
+def in_threads(*jobs: Callable[[], Any]) -> list[Any]:
+    """Run at once; what each returns, or the error of one. A deadlock is an error, not a wait for ever."""
+    results: list[Any] = [None] * len(jobs)
+    start = threading.Barrier(len(jobs))
+
+    def run(number: int) -> None:
+        start.wait()
+        try:
+            results[number] = jobs[number]()
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "a deadlock"
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+class FailingReader(DiskReader):
+    """Fails the first read that covers `bad_offset`, once."""
+
+    bad_offset: int | None = None
+
+    def _pread(self, file: Any, into: memoryview, offset: int) -> int:
+        bad = self.bad_offset
+        if bad is not None and offset <= bad < offset + len(into):
+            self.bad_offset = None
+            raise OSError(errno.EIO, "Input/output error")
+        return super()._pread(file, into, offset)
 
 
 def stream(directory: Path, backend: str, count: int = 5, *, reader: type[DiskReader] = DiskReader, **options: Any) -> Streamed:
