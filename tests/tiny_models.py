@@ -178,7 +178,7 @@ def _decode(loaded: Any) -> dict[str, torch.Tensor]:
     made = {"prefill": output.logits}
     for step in range(3):
         token = output.logits[:, -1:].argmax(-1)
-        output = loaded(input_ids=token, use_cache=True, cache=output.past_key_values)
+        output = loaded(input_ids=token, use_cache=True, cache=output.cache)
         made[f"decode {step}"] = output.logits
     return made
 
@@ -198,7 +198,7 @@ def _decode_batch(loaded: Any) -> dict[str, torch.Tensor]:
             attention_mask=mask,
             position_ids=position,
             use_cache=True,
-            cache=output.past_key_values,
+            cache=output.cache,
         )
         made[f"padded decode {step}"] = output.logits
     return made
@@ -217,6 +217,14 @@ def differing(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor
 @functools.cache
 def _known(directory: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return logits(plain(directory, dtype))
+
+
+@functools.cache
+def plain_bytes(directory: Path) -> tuple[int, int]:
+    """Of weights, tied ones once, and of buffers."""
+    made = plain(directory)
+    parameters = sum(parameter.numel() * parameter.element_size() for parameter in made.parameters())
+    return parameters, sum(buffer.numel() * buffer.element_size() for buffer in made.buffers())
 
 
 def plain_logits(directory: Path, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
