@@ -143,7 +143,9 @@ class FailingReader(DiskReader):
         return super()._pread(file, into, offset)
 
 
-def stream(directory: Path, backend: str, count: int = 5, *, reader: type[DiskReader] = DiskReader, **options: Any) -> Streamed:
+def stream(
+    directory: Path, backend: str, count: int = 5, *, reader: type[DiskReader] = DiskReader, **options: Any
+) -> Streamed:
     """A stack behind a backend. What the layers share stays in memory; everything else moves."""
     path = directory / "model.safetensors"
     resident = Stack(count).eval()

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from headrace import errors
-from headrace.blocks import Block, Blocks, Weight, find_stacks
+from headrace.blocks import Block, Blocks, Weight, find_stacks, named_sites
 from headrace.core import BlockShape, ModelShape, ParamShape
 from headrace.origins import TORCH_DTYPES, collect_weights, trace, untie_different
 from headrace.store import Checkpoint
@@ -169,20 +169,22 @@ def _unstrided(head: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch
 
 
 def _apply_fp32_rules(model: Any, dtype: torch.dtype) -> None:
-    """Some models keep a few modules in float32 whatever the dtype; transformers' from_pretrained sees to that."""
-    import re
+    """Some models keep a few weights and buffers in float32 whatever the dtype; from_pretrained sees to that."""
+    from transformers.core_model_loading import build_glob_alternation
 
-    names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    if dtype == torch.float16:
-        names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
-    if dtype not in (torch.float16, torch.bfloat16) or not names:
+    kept = model._get_dtype_plan(dtype)
+    if not kept:
         return
-    pattern = re.compile("|".join(rf"(^|\.){re.escape(name)}($|\.)" for name in names))
-    for name, parameter in list(model.named_parameters()):
-        if pattern.search(name):
-            module = model.get_submodule(name.rpartition(".")[0])
-            raised = nn.Parameter(parameter.to(torch.float32), requires_grad=False)
-            module._parameters[name.rpartition(".")[2]] = raised
+    pattern, _, _ = build_glob_alternation(list(kept))
+    for sites in named_sites(model).values():  # tied ones stay tied
+        if pattern.search(sites[0].name):
+            raised = nn.Parameter(model.get_parameter(sites[0].name).to(torch.float32), requires_grad=False)
+            for site in sites:
+                site.bind(raised)
+    stored = model.state_dict().keys()
+    for name, buffer in list(model.named_buffers()):
+        if name in stored and pattern.search(name):
+            model.get_submodule(name.rpartition(".")[0])._buffers[name.rpartition(".")[2]] = buffer.to(torch.float32)
 
 
 # --- cutting into blocks -------------------------------------------------------------------------------------------
