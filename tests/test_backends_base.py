@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from safetensors.torch import save_file
+from tiny_stacks import FailingReader, in_threads
 from torch import nn
 
 from headrace.backends import REGISTRY, backend_class
@@ -25,7 +27,6 @@ from headrace.copying.disk import Ticket
 from headrace.errors import ClosedError, OffloadedWeightsError, ReadError
 from headrace.metrics import Metrics
 from headrace.store import open_checkpoint
-from tiny_stacks import FailingReader, in_threads
 
 
 def test_every_name_has_a_backend_of_that_name() -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+from tiny_stacks import FailingReader, Streamed, hidden, in_threads, stream
 
 from headrace.copying import disk
 from headrace.copying.disk import DiskReader
 from headrace.errors import ClosedError, ReadError
-from tiny_stacks import FailingReader, Streamed, hidden, in_threads, stream
 
 Open = Callable[..., Streamed]
 
@@ -273,8 +275,7 @@ def test_an_interrupt_while_a_block_is_waited_for(
     streamed = opened(5, 2, reader=SlowReader)
     raised = _interrupt_once(monkeypatch, disk.Ticket, method, after)
     with pytest.raises(KeyboardInterrupt):
-        for _ in range(50):
-            streamed.model(hidden(), [4, 3, 2, 1, 0])
+        streamed.model(hidden(), [4, 3, 2, 1, 0] * 50)
     assert raised
     streamed.check()
     for _ in range(2):
@@ -288,8 +289,7 @@ def test_an_interrupt_before_a_read_is_submitted(opened: Open, monkeypatch: pyte
     assert not streamed.wrong()
     _interrupt_once(monkeypatch, DiskReader, "submit", after)
     with pytest.raises(KeyboardInterrupt):
-        for _ in range(3):
-            streamed.model(hidden())
+        streamed.model(hidden(), [0, 1, 2, 3, 4] * 3)
     for _ in range(2):
         assert not streamed.wrong()
     streamed.check()

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+from tiny_stacks import Streamed, hidden, in_threads, stream
 
 from headrace.backends import uva
 from headrace.backends.uva import IN_PLACE_ALIGNMENT, check_mappable
 from headrace.errors import ClosedError, ReadError
-from tiny_stacks import Streamed, hidden, in_threads, stream
 
 Open = Callable[..., Streamed]
 

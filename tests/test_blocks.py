@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from torch import nn
 
 from headrace.blocks import Block, Blocks, Weight, find_stacks, named_sites, tensor_view

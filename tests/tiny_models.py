@@ -90,7 +90,7 @@ def model(architecture: str, dtype: torch.dtype = torch.bfloat16, *, seed: int =
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-            one = 1.0 if parameter.dim() == 1 and "norm" in name or "ln_" in name and "weight" in name else 0.0
+            one = 1.0 if (parameter.dim() == 1 and "norm" in name) or ("ln_" in name and "weight" in name) else 0.0
             parameter.copy_(one + 0.08 * noise)
     return made
 
