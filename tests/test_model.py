@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tiny_models import (
 
 from headrace import model as room
 from headrace.errors import TensorMismatch, UnsupportedModel
-from headrace.model import Skeleton, build, load_tokenizer, max_positions
+from headrace.model import FoldedLinear, Skeleton, build, load_tokenizer, max_positions
 from headrace.store import open_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -211,8 +212,7 @@ def test_bytes_add_up_and_tied_ones_count_once(root: Path, architecture: str) ->
     assert made.shape.weight_bytes == weights + buffers
     assert sum(weight.nbytes for weight in made.blocks.weights()) == weights
     assert sum(part.nbytes for weight in made.blocks.weights() for part in weight.parts) == weights
-    assert made.shape.head_bytes == VOCABULARY * HIDDEN * 2
-    assert made.shape.head_always_copied is False
+    assert made.shape.head_bytes == 0  # no copy of it is made
     assert [block.gathered for block in made.shape.blocks] == [b.kind == "embedding" for b in made.blocks.moving]
 
 
@@ -240,19 +240,42 @@ def test_the_cache_of_a_token_has_the_size_that_is_planned(root: Path, architect
     assert skeleton(directory).shape.kv_bytes_per_token == held / 5
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=["bf16", "f32", "f16"])
-def test_the_head_gives_the_same_bits_without_the_stride(dtype: torch.dtype, batch: int) -> None:
+def test_the_head_gives_the_bits_of_one_that_needs_grad(dtype: torch.dtype, batch: int) -> None:
+    """Which is what from_pretrained gives. Without grad and folding, torch gives other ones in float16 and float32."""
     generator = torch.Generator().manual_seed(2)
-    head = torch.nn.Linear(HIDDEN, 4096, bias=False).to(dtype)
+    weight = torch.randn((8192, 960), generator=generator).to(dtype)
+    head = torch.nn.Linear(960, 8192, bias=False, dtype=dtype, device="meta")
+    head.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    head.__class__ = FoldedLinear
+    needs_grad = torch.nn.Parameter(weight)
+    states = torch.randn((batch, 17, 960), generator=generator).to(dtype)
     with torch.inference_mode():
-        head.weight.copy_(torch.randn(head.weight.shape, generator=generator))
-        hidden = torch.randn((batch, 40, HIDDEN), generator=generator).to(dtype)[:, -1:]
-        changed = room._unstrided(head, (hidden,))
-        assert (changed is None) == (batch > 1 or dtype == torch.float16)
-        if changed is not None:
-            assert changed[0].is_contiguous()
-            assert torch.equal(head(*changed), head(hidden))
+        for some in (states, states[:, -1:], states[:, -3:], states[:, 0], states[0, 0]):
+            made = head(some)
+            assert made.shape == (*some.shape[:-1], 8192)
+            assert torch.equal(made, torch.nn.functional.linear(some, needs_grad))
+
+
+def test_only_a_plain_head_without_a_bias_is_folded(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = shared(root, "llama")
+    assert type(skeleton(directory).model.lm_head) is FoldedLinear
+    real = transformers.LlamaForCausalLM.__init__
+
+    def with_bias(self: Any, config: Any) -> None:
+        real(self, config)
+        self.lm_head = torch.nn.Linear(HIDDEN, VOCABULARY)
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "__init__", with_bias)
+    copied = shutil.copytree(directory, tmp_path / "m")
+    edit(copied, lambda tensors: {**tensors, "lm_head.bias": torch.ones(VOCABULARY, dtype=torch.bfloat16)})
+    made = skeleton(copied)
+    assert type(made.model.lm_head) is torch.nn.Linear
+    assert made.shape.head_bytes == VOCABULARY * HIDDEN * 2
+    assert [weight.name for weight in made.blocks.moving[-1].weights] == ["lm_head.weight", "lm_head.bias"]
 
 
 # --- errors -------------------------------------------------------------------------------------------------------

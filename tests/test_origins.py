@@ -106,7 +106,7 @@ def test_experts_are_read_into_one_parameter(root: Path) -> None:
 
 def test_ten_experts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     directory = write(tmp_path / "m", "qwen3-moe", num_experts=12, num_hidden_layers=3)
-    on_disk = assert_same_bits(directory, weights_share=0.9)
+    on_disk = assert_same_bits(directory, weights_share=0.8)
     assert any(moved for name, moved in on_disk.items() if "gate_up_proj" in name)
 
 

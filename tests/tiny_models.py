@@ -188,8 +188,10 @@ def _decode_batch(loaded: Any) -> dict[str, torch.Tensor]:
     for row, padding in enumerate((0, 4, 7)):
         prompt[row, :padding], mask[row, :padding] = PAD, 0
     position = (mask.cumsum(-1) - 1).clamp(min=0)
-    output = loaded(input_ids=prompt, attention_mask=mask, position_ids=position, use_cache=True)
-    made = {"padded": output.logits}
+    arguments = {"input_ids": prompt, "attention_mask": mask, "position_ids": position}
+    last = loaded(**arguments, logits_to_keep=1)  # as generate does it
+    output = loaded(**arguments, use_cache=True)
+    made = {"padded": output.logits, "padded last": last.logits}
     for step in range(2):
         mask = torch.cat([mask, torch.ones(3, 1, dtype=torch.long)], dim=1)
         position = position[:, -1:] + 1
@@ -204,7 +206,7 @@ def _decode_batch(loaded: Any) -> dict[str, torch.Tensor]:
     return made
 
 
-PASSES = 8
+PASSES = 9
 """Forward passes of one call of `logits`."""
 
 

@@ -91,7 +91,7 @@ class PrefetchBackend(Backend):
             self.packings[index].unbind()
 
     def _holds(self, slot: int, index: int) -> bool:
-        """Whether block `index` was read into `slot`: an interrupt may come between the schedule's step and the read."""
+        """Whether block `index` was read into `slot`: an interrupt may come between the schedule's tag and the read."""
         entry = self._tickets[slot]
         return entry is not None and entry[0] == index and not entry[1].cancelled
 
