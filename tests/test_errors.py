@@ -125,7 +125,7 @@ def test_sizes_and_lists_are_written_for_people() -> None:
     error = errors.BudgetTooSmall(**errors.BudgetTooSmall.example)
     assert "512 MiB" in error.what
     assert "--memory 1.5GiB" in error.fix
-    assert "it has: (none)" in errors.NoWeights(directory="d", found=[]).what
+    assert "it has: nothing" in errors.NoWeights(directory="d", found=[]).what
     assert "it has: a, b" in errors.NoWeights(directory="d", found=["a", "b"]).what
 
 

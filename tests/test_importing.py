@@ -23,7 +23,7 @@ import torch
 from safetensors import safe_open
 
 from headrace import importing, sources
-from headrace.errors import CorruptGguf, WriteError
+from headrace.errors import CorruptGguf, NotWritable, WriteError
 from headrace.importing import cache as checkpoints
 from headrace.importing import convert, writer
 
@@ -422,7 +422,7 @@ def test_a_full_disk_says_how_much_is_needed_and_free(
 def test_a_cache_that_cannot_be_made(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(WriteError, match="Not a directory"):
+    with pytest.raises(NotWritable, match="Not a directory"):
         importing.import_gguf(llama)
 
 

@@ -24,12 +24,12 @@ from headrace.errors import (
     MissingConfig,
     MissingPackage,
     ModelNotFound,
+    NotWritable,
     NoWeights,
     PathNotFound,
     PickleRefused,
     RemoteCodeRefused,
     UnsupportedModel,
-    WriteError,
 )
 from headrace.sources import hub, models
 
@@ -274,7 +274,7 @@ def test_a_full_disk_while_downloading(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
-    with pytest.raises(WriteError, match="No space left"):
+    with pytest.raises(NotWritable, match="No space left"):
         sources.resolve("org/name")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from headrace.core import DIRECT_ALIGNMENT, TENSOR_ALIGNMENT, BlockShape, align_up
 
@@ -23,11 +25,11 @@ def best_cut(blocks: Sequence[BlockShape], excess_bytes: int, slots: int) -> Cut
     layers as are enough, spread evenly. Layers come first; the head, read whole for every token like they are, joins
     when they are not enough.
     """
+    assert excess_bytes > 0
     best: tuple[int, Cut] | None = None
-    for include_head in (False, True):
-        candidates = [block for block in blocks if include_head or block.kind != "head"]
-        for cap in caps(candidates):
-            cut = _cut_with_slot(candidates, cap, excess_bytes, slots)
+    for candidates in _candidates(blocks):
+        for largest in _by_slot_size(candidates):
+            cut = _fewest(candidates, largest, excess_bytes, slots)
             if cut is not None:
                 moved = moved_bytes(blocks, cut)
                 if best is None or moved < best[0]:
@@ -35,65 +37,15 @@ def best_cut(blocks: Sequence[BlockShape], excess_bytes: int, slots: int) -> Cut
     return best[1] if best else None
 
 
-def caps(blocks: Sequence[BlockShape]) -> list[int]:
-    """The slot sizes worth trying: every size that a set of one block's parameters has."""
-    sizes = sorted({size for block in blocks for size in subsets(block)} - {0})
-    step = -(-len(sizes) // MAX_CUTS)
-    return sizes[::-1][::step] if step > 1 else sizes
-
-
-_SUBSETS: dict[tuple[tuple[int, bool], ...], dict[int, tuple[int, ...]]] = {}
-
-
-def subsets(block: BlockShape) -> dict[int, tuple[int, ...]]:
-    """By size: a set of the block's parameters (as indices) of that size, of the fewest parameters there is."""
-    signature = tuple((param.nbytes, param.movable) for param in block.params)
-    known = _SUBSETS.get(signature)
-    if known is None:
-        movable = [index for index, param in enumerate(block.params) if param.movable]
-        large = [index for index in movable if block.params[index].nbytes >= SMALL_BYTES]
-        known = {0: ()}
-        for index in large:
-            for size, members in list(known.items()):
-                grown = size + align_up(block.params[index].nbytes, TENSOR_ALIGNMENT)
-                if len(known) < MAX_CUTS and len(members) + 1 < len(known.get(grown, (0,) * 99)):
-                    known[grown] = (*members, index)
-        everything = sum(align_up(block.params[index].nbytes, TENSOR_ALIGNMENT) for index in movable)
-        known.setdefault(everything, tuple(movable))
-        if len(_SUBSETS) > 256:
-            _SUBSETS.clear()
-        _SUBSETS[signature] = known
-    return known
-
-
-def _cut_with_slot(blocks: Sequence[BlockShape], cap: int, excess_bytes: int, slots: int) -> Cut | None:
-    """What moves if a slot has `cap` bytes, or None if even all of it does not make enough room."""
-    largest = [max(size for size in subsets(block) if size <= cap) for block in blocks]
-    moving = [index for index, size in enumerate(largest) if size]
-    slot = align_up(max((largest[index] for index in moving), default=0), DIRECT_ALIGNMENT)
-    needed = excess_bytes + slots * slot
-    if sum(largest[index] for index in moving) < needed:
-        return None
-    # As few blocks as are enough, the largest first; among equals, evenly spread.
-    moving.sort(key=lambda index: -largest[index])
-    count, total = 0, 0
-    while total < needed:
-        total += largest[moving[count]]
-        count += 1
-    smallest = largest[moving[count - 1]]
-    sure = [index for index in moving if largest[index] > smallest]
-    equal = sorted(index for index in moving if largest[index] == smallest)
-    take = count - len(sure)
-    chosen = sorted(sure + [equal[(2 * k + 1) * len(equal) // (2 * take)] for k in range(take)])
-    sizes = {index: largest[index] for index in chosen}
-    last = next(index for index in reversed(chosen) if largest[index] == smallest)
-    spare = total - needed  # the last one need not move all of it
-    sizes[last] = min(size for size in subsets(blocks[last]) if size >= sizes[last] - spare)
-    return {
-        blocks[index].name: tuple(blocks[index].params[member].name for member in subsets(blocks[index])[size])
-        for index, size in sizes.items()
-        if size
-    }
+def least_rest(blocks: Sequence[BlockShape], slots: int) -> tuple[int, int]:
+    """The least that any cut leaves in memory: the bytes of `blocks` that stay, and those of the ring beside them."""
+    everything = sum(block.nbytes for block in blocks)
+    rests = [(everything, 0)]
+    for candidates in _candidates(blocks):
+        for largest in _by_slot_size(candidates):
+            moved = sum(subset.nbytes for subset in largest)
+            rests.append((everything - moved, slots * _slot_for(largest)))
+    return min(rests, key=sum)
 
 
 def moved_bytes(blocks: Sequence[BlockShape], cut: Cut) -> int:
@@ -116,6 +68,97 @@ def slot_bytes(blocks: Sequence[BlockShape], cut: Cut) -> int:
     return align_up(max(sizes, default=0), DIRECT_ALIGNMENT)
 
 
-def subset_bytes(block: BlockShape, size: int) -> int:
-    """Bytes without alignment of the block's set that has `size` with it."""
-    return sum(block.params[index].nbytes for index in subsets(block)[size])
+# --- sets of a block's parameters -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """Some parameters of a block."""
+
+    slot_bytes: int
+    """What they take in a slot, each aligned."""
+    nbytes: int
+    """What they are: the room that moving them makes."""
+    members: tuple[int, ...]
+
+
+_SUBSETS: dict[tuple[tuple[int, bool], ...], list[Subset]] = {}
+
+
+def subsets(block: BlockShape) -> list[Subset]:
+    """Sets of the block's parameters, each larger than the one before by either measure; the first is the empty one."""
+    signature = tuple((param.nbytes, param.movable) for param in block.params)
+    known = _SUBSETS.get(signature)
+    if known is None:
+        if len(_SUBSETS) > 256:
+            _SUBSETS.clear()
+        known = _SUBSETS[signature] = list(_subsets([size if movable else 0 for size, movable in signature]))
+    return known
+
+
+def _subsets(sizes: Sequence[int]) -> Iterator[Subset]:
+    """Of parameters of these sizes; by size, the set of the fewest parameters there is."""
+    padded = [align_up(size, TENSOR_ALIGNMENT) for size in sizes]
+    known: dict[int, tuple[int, ...]] = {0: ()}
+    for index, size in enumerate(sizes):
+        if size < SMALL_BYTES:
+            continue
+        for total, members in list(known.items()):
+            grown = total + padded[index]
+            is_better = len(members) + 1 < len(known[grown]) if grown in known else len(known) < MAX_CUTS
+            if is_better:
+                known[grown] = (*members, index)
+    known.setdefault(sum(padded), tuple(index for index, size in enumerate(sizes) if size))
+    largest = -1
+    for total in sorted(known):
+        nbytes = sum(sizes[index] for index in known[total])
+        if nbytes > largest:  # else it takes more of a slot, for its padding, and makes no more room
+            largest = nbytes
+            yield Subset(total, nbytes, known[total])
+
+
+def _candidates(blocks: Sequence[BlockShape]) -> Iterator[list[BlockShape]]:
+    """The blocks that may move: without the head, then with it."""
+    without = [block for block in blocks if block.kind != "head"]
+    yield without
+    if len(without) < len(blocks):
+        yield list(blocks)
+
+
+def _by_slot_size(blocks: Sequence[BlockShape]) -> Iterator[list[Subset]]:
+    """For every size of a slot that is worth trying: the largest set of each block that it holds."""
+    known = [subsets(block) for block in blocks]
+    sizes = sorted({subset.slot_bytes for some in known for subset in some} - {0}, reverse=True)
+    for size in sizes[:: -(-len(sizes) // MAX_CUTS) or 1]:
+        yield [some[bisect_right(some, size, key=lambda subset: subset.slot_bytes) - 1] for some in known]
+
+
+def _slot_for(chosen: Sequence[Subset]) -> int:
+    return align_up(max((subset.slot_bytes for subset in chosen), default=0), DIRECT_ALIGNMENT)
+
+
+def _fewest(blocks: Sequence[BlockShape], largest: Sequence[Subset], excess_bytes: int, slots: int) -> Cut | None:
+    """What moves if each block can move its `largest` set, or None if even all of it does not make enough room."""
+    needed = excess_bytes + slots * _slot_for(largest)
+    if sum(subset.nbytes for subset in largest) < needed:
+        return None
+    # As few blocks as are enough, the largest first; among equals, evenly spread.
+    moving = sorted(range(len(blocks)), key=lambda index: -largest[index].nbytes)
+    count, total = 0, 0
+    while total < needed:
+        total += largest[moving[count]].nbytes
+        count += 1
+    smallest = largest[moving[count - 1]].nbytes
+    sure = [index for index in moving if largest[index].nbytes > smallest]
+    equal = sorted(index for index in moving if largest[index].nbytes == smallest)
+    take = count - len(sure)
+    chosen = {index: largest[index] for index in sure}
+    chosen |= {index: largest[index] for index in (equal[(2 * k + 1) * len(equal) // (2 * take)] for k in range(take))}
+    last = max(index for index in chosen if largest[index].nbytes == smallest)
+    some = subsets(blocks[last])  # the last one need not move all of it
+    enough = smallest - (total - needed)
+    chosen[last] = some[bisect_left(some, enough, key=lambda subset: subset.nbytes)]
+    return {
+        blocks[index].name: tuple(blocks[index].params[member].name for member in chosen[index].members)
+        for index in sorted(chosen)
+    }

@@ -19,8 +19,8 @@ from headrace.blocks import Block, Weight, tensor_view
 from headrace.config import OffloadConfig, parse_size
 from headrace.copying.disk import CHUNK_BYTES, READER_THREADS, DiskReader, measure_bytes_per_s
 from headrace.copying.slots import Slab
-from headrace.core import Bound, Link, Machine, Plan, Tier
-from headrace.errors import NotLoadedHere
+from headrace.core import Bound, Link, Machine, ModelShape, Plan, Tier
+from headrace.errors import BudgetBeyondMemory, BudgetTooSmall, NotEnoughMemory, NotLoadedHere
 from headrace.metrics import Counters, Metrics
 from headrace.planner import Demand, memory_for_share, plan
 
@@ -37,6 +37,10 @@ MARGIN_BYTES = 48 * 2**20
 DEFAULT_CONTEXT = 2048
 MEMORY_SHARE = 0.9
 """Of what is free, when no budget is given."""
+
+BASELINE_SPREAD_BYTES = 8 * 2**20
+"""Interpreter and libraries take some MiB more in one process than in the next: 3 were seen. A budget that an error
+names has to work in the next one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class Engine:
 
         Raises: UserError, CheckpointError, ReadError.
         """
+        machine.tune_allocator(return_memory=True)  # before the heap grows
         config = offload or OffloadConfig()
         memory_bytes = parse_size(memory, "memory") if memory is not None else None
         directory = sources.resolve(path, trust_remote_code=trust_remote_code, on_progress=on_progress)
@@ -143,6 +148,7 @@ class Engine:
         reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
         try:
             here = _measure(reader, checkpoint, skeleton.dtype)
+            machine.trim_memory()
             demand = Demand(
                 memory_bytes=memory_bytes if memory_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
                 baseline_bytes=machine.resident_bytes(),
@@ -155,9 +161,11 @@ class Engine:
             if weights_share is not None:
                 memory_bytes = memory_for_share(skeleton.shape, demand, weights_share)
                 demand = dataclasses.replace(demand, memory_bytes=memory_bytes)
-            made = plan(skeleton.shape, here, demand, config)
+            made = _plan_for_here(skeleton.shape, here, demand, config)
             if on_plan is not None:
                 on_plan(made)
+            if made.backend == "resident":  # memory is not scarce: as fast as any other program
+                machine.tune_allocator(return_memory=False)
             backend = _carry_out(made, skeleton, reader, metrics, config, on_progress)
         except BaseException:
             reader.close()
@@ -212,6 +220,28 @@ def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtyp
         disk=Link(Tier.DISK, Tier.DEVICE, measure_bytes_per_s(reader, checkpoint.files)),
         compute_bytes_per_s=machine.measure_compute_bytes_per_s(str(dtype).removeprefix("torch.")),
     )
+
+
+def _plan_for_here(shape: ModelShape, here: Machine, demand: Demand, config: OffloadConfig) -> Plan:
+    """The plan, if this process can have what it takes.
+
+    Raises: BudgetTooSmall, BudgetBeyondMemory, NotEnoughMemory, NothingOffloaded.
+    """
+    try:
+        made = plan(shape, here, demand, config)
+        planned_bytes = made.memory.total_bytes
+        if planned_bytes <= here.memory_bytes:
+            return made
+        works_bytes = int(here.memory_bytes * MEMORY_SHARE)
+        plan(shape, here, dataclasses.replace(demand, memory_bytes=works_bytes), config)
+    except BudgetTooSmall as error:
+        needed_bytes = error.needed_bytes + BASELINE_SPREAD_BYTES
+        if needed_bytes > here.memory_bytes:
+            raise NotEnoughMemory(needed_bytes=needed_bytes, free_bytes=here.memory_bytes) from None
+        facts = {**error.facts, "needed_bytes": needed_bytes}
+        facts["baseline_bytes"] += BASELINE_SPREAD_BYTES
+        raise BudgetTooSmall(**facts) from None
+    raise BudgetBeyondMemory(planned_bytes=planned_bytes, free_bytes=here.memory_bytes, works_bytes=works_bytes)
 
 
 def _offloaded_bytes(skeleton: model.Skeleton) -> int:

@@ -8,6 +8,8 @@
     ├── CheckpointError                    the files are not what a checkpoint should be
     ├── ReadError (also an OSError)        a read failed while weights were moving
     ├── WriteError (also an OSError)       an import could not be written
+    ├── NotWritable (also an OSError)      the cache for imports cannot be written
+    ├── OutputFailed (also an OSError)     an answer or a trace could not be written
     ├── MissingPackage (also an ImportError)
     ├── DemoFailed                         the demo's two runs disagree
     ├── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
@@ -39,7 +41,7 @@ class _Words(string.Formatter):
         if format_spec == "flag":
             return units.format_flag_bytes(value)
         if format_spec == "list":
-            return ", ".join(str(item) for item in value) if value else "(none)"
+            return ", ".join(str(item) for item in value) if value else "nothing"
         if format_spec == "lines":
             return "\n".join(str(item) for item in value)
         return str(super().format_field(value, format_spec))
@@ -213,7 +215,10 @@ class PathNotFound(UserError):
     path: str
     nearest: str
     template = "{path!r} does not exist."
-    remedy = "The nearest thing that exists is {nearest!r}. Give a directory with safetensors files or a .gguf file."
+    remedy = (
+        "The nearest thing that exists is {nearest!r}. Give a directory with safetensors files, a .gguf file, or the "
+        "name of a model on the hub (org/name)."
+    )
     example = {"path": "models/smollm", "nearest": "models"}
 
 
@@ -255,6 +260,20 @@ class PickleRefused(UserError):
     example = {"model": "models/old", "files": ["pytorch_model.bin"]}
 
 
+class PromptTooLong(UserError):
+    """The prompt, or what a chat's newest question makes of it, does not fit beside the answer."""
+
+    tokens: int
+    most_tokens: int
+    context_tokens: int
+    template = (
+        "The prompt has {tokens} tokens; in a context of {context_tokens} there is room for {most_tokens} beside "
+        "the answer."
+    )
+    remedy = "Shorten the prompt; or pass a smaller --max-tokens, or a larger --context if the model allows it."
+    example = {"tokens": 3000, "most_tokens": 1792, "context_tokens": 2048}
+
+
 class NotLoadedHere(UserError):
     """A report was asked of something that `headrace.load` did not make."""
 
@@ -293,6 +312,36 @@ class BudgetTooSmall(BudgetError):
         "kv_bytes": 2**26,
         "working_bytes": 2**28,
     }
+
+
+class BudgetBeyondMemory(BudgetError):
+    """What was planned for a generous budget does not fit into what this process can have; a smaller budget does."""
+
+    planned_bytes: int
+    free_bytes: int
+    works_bytes: int
+    template = (
+        "This would take {planned_bytes:size}, and this process can have only {free_bytes:size} here (what is free, or "
+        "what its control group allows)."
+    )
+    remedy = "Use --memory {works_bytes:flag}, or leave it out: weights that do not fit then stay on disk."
+    example = {"planned_bytes": 2**35, "free_bytes": 2**34, "works_bytes": 2**33}
+
+
+class NotEnoughMemory(BudgetError):
+    """Not even with everything that can move on disk does the process fit into what it can have."""
+
+    needed_bytes: int
+    free_bytes: int
+    template = (
+        "The least that runs this is {needed_bytes:size}, and this process can have only {free_bytes:size} here (what "
+        "is free, or what its control group allows)."
+    )
+    remedy = (
+        "End other programs, raise the limit of the control group, or take a smaller model; fewer tokens "
+        "(--max-tokens, --context) make the KV cache smaller."
+    )
+    example = {"needed_bytes": 2**30, "free_bytes": 2**29}
 
 
 # --- the files ----------------------------------------------------------------------------------------------------
@@ -391,6 +440,16 @@ class TensorMismatch(CheckpointError):
     example = {"model": "models/m", "reason": "2 tensors are missing", "names": ["model.norm.weight"]}
 
 
+class ChatTemplateFailed(CheckpointError):
+    """The checkpoint's chat template is no template, or refuses the conversation."""
+
+    model: str
+    reason: str
+    template = "The chat template of {model!r} cannot be used: {reason}."
+    remedy = "Pass --raw to continue the text without it, or correct the template beside the weights."
+    example = {"model": "models/m", "reason": "unexpected 'end of template'"}
+
+
 class CorruptGguf(CheckpointError):
     """A .gguf file that cannot be read or converted."""
 
@@ -430,6 +489,28 @@ class WriteError(HeadraceError, OSError):
     )
     remedy = "Free some space, or put the cache elsewhere with XDG_CACHE_HOME=/path/with/room."
     example = {"path": "/cache", "needed_bytes": 2**30, "free_bytes": 2**20, "reason": "No space left on device"}
+    exit_code = 1
+
+
+class NotWritable(HeadraceError, OSError):
+    """The cache for imported models cannot be written."""
+
+    path: str
+    reason: str
+    template = "The cache directory {path!r} cannot be written: {reason}."
+    remedy = "Make it writable, or put the cache elsewhere with XDG_CACHE_HOME=/path/you/may/write."
+    example = {"path": "/cache", "reason": "Permission denied"}
+    exit_code = 1
+
+
+class OutputFailed(HeadraceError, OSError):
+    """The answer or the trace could not be written to where it should go."""
+
+    output: str
+    reason: str
+    template = "Writing {output} failed: {reason}."
+    remedy = "Send it to a place that can be written and has room."
+    example = {"output": "the trace to 'trace.json'", "reason": "No space left on device"}
     exit_code = 1
 
 

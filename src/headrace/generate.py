@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList, TextStreamer
 
+from headrace.errors import ChatTemplateFailed
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -94,13 +96,20 @@ class _Interrupted(StoppingCriteria):
 
 
 def encode(tokenizer: Any, messages: Sequence[dict[str, str]], *, raw: bool) -> torch.Tensor:
-    """Token ids of shape (1, tokens): the chat template over `messages`, or the last message's text as it is."""
+    """Token ids of shape (1, tokens): the chat template over `messages`, or the last message's text as it is.
+
+    Raises: ChatTemplateFailed.
+    """
     if raw or not getattr(tokenizer, "chat_template", None):
         ids = tokenizer(messages[-1]["content"], return_tensors="pt").input_ids
     else:
-        made = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        try:
+            made = tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+        except Exception as error:  # a template is a program, and fails as one: jinja2's errors and Python's
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ChatTemplateFailed(model=str(tokenizer.name_or_path), reason=reason) from error
         ids = made["input_ids"]
     return ids  # type: ignore[no-any-return]
 

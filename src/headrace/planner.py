@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from headrace import errors
 from headrace.config import OffloadConfig, matches, selected_layers
 from headrace.core import (
-    DIRECT_ALIGNMENT,
-    TENSOR_ALIGNMENT,
     BlockShape,
     Bound,
     Choice,
@@ -25,7 +23,7 @@ from headrace.core import (
     Plan,
     align_up,
 )
-from headrace.cuts import Cut, best_cut, caps, moved_bytes, slot_bytes, subset_bytes, subsets
+from headrace.cuts import Cut, best_cut, least_rest, moved_bytes, slot_bytes
 from headrace.units import format_bytes, format_rate, format_seconds
 
 
@@ -102,26 +100,15 @@ def _too_small(
     shape: ModelShape, demand: Demand, streams: Sequence[BlockShape], table_bytes: int
 ) -> errors.BudgetTooSmall:
     """The error with the smallest budget that works, found by the same search."""
-    weights = shape.weight_bytes - table_bytes
-    room, ring = weights, 0
-    for include_head in (False, True):
-        candidates = [block for block in streams if include_head or block.kind != "head"]
-        for cap in caps(candidates):
-            largest = [max(size for size in subsets(block) if size <= cap) for block in candidates]
-            slots = 2 * align_up(max(largest, default=0), DIRECT_ALIGNMENT)
-            # A cut moves parameters, which have no padding: count their own bytes, to be sure that the budget works.
-            moved = sum(subset_bytes(block, size) for block, size in zip(candidates, largest, strict=True))
-            if weights - moved + slots < room:
-                room, ring = weights - moved + slots, slots
+    stays, ring = least_rest(streams, slots=2)
+    fixed = shape.weight_bytes - table_bytes - sum(block.nbytes for block in streams) + stays
     overhead = _overhead_bytes(shape, demand)
-    # Alignment of each moved tensor may cost a little more than the sizes say.
-    slack = TENSOR_ALIGNMENT * sum(len(block.params) for block in streams) + DIRECT_ALIGNMENT
     kv_bytes = _kv_bytes(shape, demand)
     return errors.BudgetTooSmall(
         memory_bytes=demand.memory_bytes or 0,
-        needed_bytes=align_up(overhead + room + slack, 2**20),
+        needed_bytes=align_up(overhead + fixed + ring, 2**20),
         baseline_bytes=demand.baseline_bytes,
-        fixed_bytes=room - ring,
+        fixed_bytes=fixed,
         ring_bytes=ring,
         kv_bytes=kv_bytes,
         working_bytes=overhead - demand.baseline_bytes - kv_bytes,
@@ -140,11 +127,12 @@ def _plan_groups(shape: ModelShape, machine: Machine, demand: Demand, config: Of
         raise errors.NothingOffloaded(
             request=f"--offload-group-size {group} --offload-num-in-group {number}",
             reason=f"layer i is offloaded if i % {group} >= {group - number}, and the model has {len(layers)} layers",
-            suggestion=f"--offload-group-size {len(layers)} or less",
+            suggestion=f"--offload-group-size {len(layers)} --offload-num-in-group {min(number, len(layers))}",
         )
     cut = _selected(chosen, lambda param: not prefetch.offload_params or matches(prefetch.offload_params, param.name))
     if not cut:
-        raise _no_match("--offload-params", prefetch.offload_params, chosen)
+        request = f"--offload-group-size {group} --offload-num-in-group {number}"
+        raise _no_match(request, "--offload-params", prefetch.offload_params, chosen)
     slots = min(prefetch.offload_prefetch_step + 1, len(cut))
     choices = [
         Choice("backend", "prefetch", "asked for by its settings"),
@@ -156,20 +144,20 @@ def _plan_groups(shape: ModelShape, machine: Machine, demand: Demand, config: Of
 
 def _plan_mapped(shape: ModelShape, machine: Machine, demand: Demand, config: OffloadConfig) -> Plan:
     """Whole parameters out of device memory, never more than asked: tables first, then layers from the last one on."""
-    budget = int(config.uva.cpu_offload_gb * 2**30)
     selector = config.uva.cpu_offload_params
     tables = [block for block in shape.blocks if block.gathered]
     others = [block for block in reversed(shape.blocks) if not block.gathered]
     cut: Cut = {}
-    left = budget
+    left = config.uva.budget_bytes
     matched = [
         (block, param)
         for block in (*tables, *others)
         for param in block.params
-        if param.movable and (not selector or matches(selector, param.name))
+        if _can_move(param) and (not selector or matches(selector, param.name))
     ]
     if not matched:
-        raise _no_match("--cpu-offload-params", selector, shape.blocks)
+        request = f"--cpu-offload-gb {config.uva.cpu_offload_gb:g}"
+        raise _no_match(request, "--cpu-offload-params", selector, shape.blocks)
     for block, param in matched:
         if param.nbytes <= left:
             left -= param.nbytes
@@ -179,7 +167,7 @@ def _plan_mapped(shape: ModelShape, machine: Machine, demand: Demand, config: Of
         raise errors.NothingOffloaded(
             request=f"--cpu-offload-gb {config.uva.cpu_offload_gb:g}",
             reason=f"the smallest parameter that could move has {format_bytes(smallest)}",
-            suggestion=f"--cpu-offload-gb {-(-smallest * 1000 // 2**30) / 1000:g} or more",
+            suggestion=f"--cpu-offload-gb {-(-smallest * 1000 // 2**30) / 1000} or more",
         )
     choices = [
         Choice(
@@ -191,14 +179,21 @@ def _plan_mapped(shape: ModelShape, machine: Machine, demand: Demand, config: Of
     return _within_budget(shape, demand, made)
 
 
+def _can_move(param: ParamShape) -> bool:
+    return param.movable and param.nbytes > 0
+
+
 def _selected(blocks: Sequence[BlockShape], wanted: Callable[[ParamShape], bool]) -> Cut:
     cut = {
-        block.name: tuple(param.name for param in block.params if param.movable and wanted(param)) for block in blocks
+        block.name: tuple(param.name for param in block.params if _can_move(param) and wanted(param))
+        for block in blocks
     }
     return {name: params for name, params in cut.items() if params}
 
 
-def _no_match(flag: str, selector: frozenset[str], blocks: Sequence[BlockShape]) -> errors.NothingOffloaded:
+def _no_match(
+    request: str, flag: str, selector: frozenset[str], blocks: Sequence[BlockShape]
+) -> errors.NothingOffloaded:
     import difflib
 
     segments = sorted(
@@ -206,14 +201,20 @@ def _no_match(flag: str, selector: frozenset[str], blocks: Sequence[BlockShape])
             segment
             for block in blocks
             for param in block.params
+            if _can_move(param)
             for segment in param.name.split(".")
             if not segment.isdigit()
         }
     )
+    if not segments:
+        return errors.NothingOffloaded(
+            request=request,
+            reason="every weight that it asks for is converted while it is loaded, and such weights cannot move",
+            suggestion="a checkpoint that is stored in the dtype that it runs in",
+        )
     asked = sorted(selector)
-    near = [
-        match for word in asked for match in difflib.get_close_matches(word.split(".")[-1], segments, n=2, cutoff=0.4)
-    ]
+    words = (word.split(".")[-1] for word in asked)
+    near = dict.fromkeys(near for word in words for near in difflib.get_close_matches(word, segments, n=2, cutoff=0.4))
     return errors.NothingOffloaded(
         request=f"{flag} {','.join(asked)}",
         reason="no parameter that can move has these words as whole dotted segments of its name",
@@ -271,8 +272,9 @@ def _assemble(
     tables = sum(block.nbytes for block in shape.blocks if block.name in gathered)
     moved = moved_bytes(shape.blocks, cut)
     read_tables = sum(block.nbytes for block in shape.blocks if block.gathered)
-    # A ring with a slot for every block is filled once and never read again.
-    per_pass = moved if not slots or slots < len(cut) else 0
+    # A ring with a slot for every block is filled once and never read again; of a table only rows are read.
+    streamed = moved_bytes([block for block in shape.blocks if not block.gathered], cut)
+    per_pass = streamed if not slots or slots < len(cut) else 0
     bound = Bound(
         compute_s=(shape.weight_bytes - read_tables) / machine.compute_bytes_per_s,
         moved_bytes=per_pass,
@@ -329,7 +331,7 @@ def _explain(
         Choice(
             "resident",
             format_bytes(memory.resident_bytes),
-            "a scan over the layers would evict just what it needs next, so what fits is never given up",
+            "a pass needs all of it, so what fits is never given up" if cut or gathered else "nothing has to move",
         )
     )
     if gathered:
@@ -351,13 +353,9 @@ def _explain(
                 "one block runs while the next is read" if slots < len(cut) else "every block has its own slot",
             )
         )
-    disk = f"{format_bytes(bound.moved_bytes)} per pass from disk at {format_rate(machine.disk.bytes_per_s)}"
-    rows.append(
-        Choice(
-            "bound",
-            f"{1 / bound.seconds:.2f} passes/s",
-            f"{format_seconds(bound.seconds)} per pass, limited by {bound.limited_by}: {disk} takes "
-            f"{format_seconds(bound.moving_s)}, computing takes {format_seconds(bound.compute_s)}",
-        )
-    )
+    why = f"computing takes {format_seconds(bound.compute_s)}"
+    if bound.moved_bytes:
+        disk = f"{format_bytes(bound.moved_bytes)} from disk at {format_rate(machine.disk.bytes_per_s)}"
+        why = f"{disk} takes {format_seconds(bound.moving_s)}, {why}; the longer of the two counts"
+    rows.append(Choice("bound", f"{1 / bound.seconds:.2f} passes/s", f"a pass makes one token: {why}"))
     return rows

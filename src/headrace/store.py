@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ DTYPE_BITS: Mapping[str, int] = {
     "I32": 32, "U32": 32, "F32": 32,
     "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
+
+LARGEST_COUNT = 2**63 - 1
+"""Offsets and sizes of files are signed 64-bit numbers; a header that says more lies."""
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -52,7 +56,7 @@ class Checkpoint:
 def open_checkpoint(directory: Path) -> Checkpoint:
     """Read and check every header of the checkpoint in `directory`; no tensor data is read.
 
-    Raises: NoWeights, MissingShard, CorruptIndex, CorruptHeader, TruncatedFile, UnknownDtype.
+    Raises: NoWeights, MissingShard, CorruptIndex, CorruptHeader, TruncatedFile, UnknownDtype, ReadError.
     """
     index = directory / INDEX_NAME
     names = _files_of_index(index) if index.exists() else _files_of_directory(directory)
@@ -60,8 +64,8 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     sizes: dict[str, int] = {}
     for name in names:
         path = directory / name
-        sizes[name] = path.stat().st_size
-        for tensor in read_header(path):
+        found, sizes[name] = _read_file(path)
+        for tensor in found:
             if tensor.name in tensors:
                 other = tensors[tensor.name].segment.file
                 raise errors.CorruptHeader(file=str(path), reason=f"tensor {tensor.name!r} is also in {other!r}")
@@ -72,7 +76,8 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 
 def _files_of_directory(directory: Path) -> list[str]:
-    names = sorted(path.name for path in directory.glob("*.safetensors"))
+    # A link into a download cache may lead nowhere: such a file is not there.
+    names = sorted(path.name for path in directory.glob("*.safetensors") if path.is_file())
     if "model.safetensors" in names:  # others beside it are adapters or copies in another format
         return ["model.safetensors"]
     if not names:
@@ -82,8 +87,10 @@ def _files_of_directory(directory: Path) -> list[str]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        loaded = json.loads(index.read_bytes())
-    except (ValueError, UnicodeDecodeError) as error:
+        loaded = _load_json(index.read_bytes())
+    except OSError as error:
+        raise _unreadable(index, error) from None
+    except (ValueError, RecursionError) as error:
         raise errors.CorruptIndex(index=str(index), reason=f"it is not JSON ({error})") from None
     weight_map = loaded.get("weight_map") if isinstance(loaded, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -100,7 +107,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def _files_of_index(index: Path) -> list[str]:
     weight_map = _weight_map(index)
     for file in sorted(set(weight_map.values())):
-        if not (index.parent / file).is_file():
+        if not os.path.isfile(index.parent / file):  # False also for names that no file can have
             count = sum(1 for shard in weight_map.values() if shard == file)
             raise errors.MissingShard(index=str(index), shard=file, tensors=count)
     return sorted(set(weight_map.values()))
@@ -120,11 +127,19 @@ def _check_index(index: Path, tensors: Mapping[str, StoredTensor]) -> None:
 def read_header(path: Path) -> list[StoredTensor]:
     """The tensors of one safetensors file in file order, checked against each other and against the file's size.
 
-    Raises: CorruptHeader, TruncatedFile, UnknownDtype.
+    Raises: CorruptHeader, TruncatedFile, UnknownDtype, ReadError.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header, data_start = _load_header(file, path, size)
+    return _read_file(path)[0]
+
+
+def _read_file(path: Path) -> tuple[list[StoredTensor], int]:
+    """The tensors of one file, and its size."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header, data_start = _load_header(file, path, size)
+    except OSError as error:
+        raise _unreadable(path, error) from None
     tensors = [_parse_entry(path, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"]
     tensors.sort(key=lambda tensor: (tensor.segment.offset, tensor.segment.nbytes))
     end = data_start
@@ -143,7 +158,11 @@ def read_header(path: Path) -> list[StoredTensor]:
         raise errors.CorruptHeader(
             file=str(path), reason=f"{size - end} bytes after the last tensor belong to no tensor"
         )
-    return tensors
+    return tensors, size
+
+
+def _unreadable(path: Path, error: OSError) -> errors.ReadError:
+    return errors.ReadError(file=str(path), offset=0, nbytes=0, reason=os.strerror(error.errno or 0))
 
 
 def _load_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any], int]:
@@ -157,12 +176,21 @@ def _load_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Any],
     if 8 + length > size:
         raise errors.TruncatedFile(file=str(path), expected_bytes=8 + length, actual_bytes=size)
     try:
-        header = json.loads(file.read(length), object_pairs_hook=_unique_keys)
-    except (ValueError, UnicodeDecodeError, RecursionError) as error:
+        header = _load_json(file.read(length))
+    except (ValueError, RecursionError) as error:
         raise errors.CorruptHeader(file=str(path), reason=f"it is not JSON ({error})") from None
     if not isinstance(header, dict):
         raise errors.CorruptHeader(file=str(path), reason="it is not a JSON object")
     return header, 8 + length
+
+
+def _load_json(text: bytes) -> Any:
+    """Strictly: UTF-8, every key once, no NaN. Raises: ValueError, RecursionError."""
+    return json.loads(text.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_number)
+
+
+def _no_number(constant: str) -> None:
+    raise errors.Reason(f"{constant} is no number")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -181,20 +209,22 @@ def _parse_entry(path: Path, name: str, entry: Any, data_start: int) -> StoredTe
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise corrupt("lacks dtype, shape or data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise errors.UnknownDtype(file=str(path), tensor=name, dtype=str(dtype), known=sorted(DTYPE_BITS))
     if not _is_counts(shape):
         raise corrupt(f"has the shape {shape!r}")
     if not _is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise corrupt(f"has the data_offsets {offsets!r}")
     nbytes = math.prod(shape) * DTYPE_BITS[dtype] // 8
+    if nbytes > LARGEST_COUNT:  # also more digits than Python is willing to print
+        raise corrupt(f"is {dtype} {tuple(shape)}, more bytes than a file can have")
     if offsets[1] - offsets[0] != nbytes:
         raise corrupt(f"is {dtype} {tuple(shape)}, {nbytes} bytes, but its data_offsets span {offsets[1] - offsets[0]}")
     return StoredTensor(name, dtype, tuple(shape), Segment(path.name, data_start + offsets[0], nbytes))
 
 
 def _is_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= LARGEST_COUNT for value in values)
 
 
 def same_bytes(checkpoint: Checkpoint, first: StoredTensor, second: StoredTensor) -> bool:
@@ -271,8 +301,8 @@ def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
 def coalesce(placements: Sequence[Placement], chunk_bytes: int) -> tuple[Read, ...]:
     """The reads that bring all `placements`: runs of neighbours merged, then cut at multiples of `chunk_bytes`.
 
-    Segments are merged if the gap between them is smaller than one aligned page, which would be read anyhow: so a
-    pass reads at most one page more at either end of each run.
+    Segments are merged if the gap between them is smaller than one aligned page, which would be read anyhow. So every
+    page with a wanted byte is read once, and no other page.
     """
     assert chunk_bytes % DIRECT_ALIGNMENT == 0
     wanted = sorted(
@@ -281,19 +311,17 @@ def coalesce(placements: Sequence[Placement], chunk_bytes: int) -> tuple[Read, .
     )
     reads: list[Read] = []
     run: list[Placement] = []
+    end = 0
     for placement in wanted:
-        if run and not _adjoins(run[-1].segment, placement.segment):
+        segment = placement.segment
+        if run and (segment.file != run[0].segment.file or segment.offset - end >= DIRECT_ALIGNMENT):
             reads.extend(_cut(run, chunk_bytes))
             run = []
+        end = max(end, segment.offset + segment.nbytes) if run else segment.offset + segment.nbytes
         run.append(placement)
     if run:
         reads.extend(_cut(run, chunk_bytes))
     return tuple(reads)
-
-
-def _adjoins(first: Segment, second: Segment) -> bool:
-    gap = second.offset - (first.offset + first.nbytes)
-    return first.file == second.file and gap < DIRECT_ALIGNMENT
 
 
 def _cut(run: Sequence[Placement], chunk_bytes: int) -> Iterable[Read]:
@@ -311,5 +339,6 @@ def _cut(run: Sequence[Placement], chunk_bytes: int) -> Iterable[Read]:
             if segment.offset >= stop:
                 break
             low, high = max(offset, segment.offset), min(stop, segment.offset + segment.nbytes)
-            copies.append(Copy(low - offset, placement.target_offset + low - segment.offset, high - low))
+            if low < high:  # not so where a short segment lies inside of a long one that goes on
+                copies.append(Copy(low - offset, placement.target_offset + low - segment.offset, high - low))
         yield Read(file, offset, align_up(stop - offset, DIRECT_ALIGNMENT), stop - offset, tuple(copies))

@@ -33,12 +33,12 @@ def unit_bytes(unit: str) -> int | None:
 
 
 def format_bytes(nbytes: float) -> str:
-    """`3.25 GiB`, `288 MiB`, `512 B`: three significant digits, binary units."""
+    """`3.25 GiB`, `288 MiB`, `512 B`: three significant digits (four from 1000 on), binary units."""
     size, sign = abs(nbytes), "-" if nbytes < 0 else ""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= scale:
-            value = size / scale
-            digits = 2 if value < 10 else 1 if value < 100 else 0
+        value = size / scale
+        if value >= 0.9995:  # 1024 MiB is 1 GiB, and so is what would be rounded to it
+            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
             return f"{sign}{value:.{digits}f} {unit}"
     return f"{sign}{size:.0f} B"
 
@@ -58,8 +58,8 @@ def format_rate(bytes_per_s: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """`1.86 s`, `35.2 ms`, `12 us`."""
-    if seconds >= 1:
+    if seconds >= 0.99995:  # 1000.0 ms is 1 s, and so is what would be rounded to it
         return f"{seconds:.2f} s"
-    if seconds >= 1e-3:
+    if seconds >= 0.9995e-3:
         return f"{seconds * 1e3:.1f} ms"
     return f"{seconds * 1e6:.0f} us"

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
+from headrace.cli import terminal
 from headrace.cli.options import FlagsCommand, OffloadFlags, with_offload_flags
 from headrace.errors import HeadraceError
 
@@ -26,7 +27,7 @@ app = typer.Typer(
 )
 
 
-@app.command(cls=FlagsCommand)
+@app.command(cls=FlagsCommand, short_help="Tell what a set of offload flags does.")
 @with_offload_flags
 def check(
     offload: OffloadFlags,
@@ -38,29 +39,52 @@ def check(
     check_flags(offload, as_json=as_json)
 
 
-@app.command(cls=FlagsCommand)
+@app.command(cls=FlagsCommand, short_help="Answer a prompt, or chat.")
 @with_offload_flags
 def run(
     offload: OffloadFlags,
-    model: Annotated[str, typer.Argument(help="A directory with safetensors, a .gguf file, or a hub id (org/name).")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A directory with safetensors, a .gguf file, or a hub id (org/name)."),
+    ],
     prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="The question. Without it: standard input, or a chat.")
+        str | None,
+        typer.Option("-p", "--prompt", help="The question. Without it: standard input, or a chat in a terminal."),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
-    max_tokens: Annotated[int, typer.Option(help="The longest answer, in tokens.")] = 256,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the model's own.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the random numbers, to get the same answer again.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The longest answer, in tokens; default: 256, or what the context leaves."),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="0 takes the likeliest token each time; default: the model's own setting."),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Sample only from the likeliest tokens that have this share of the probability."
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Sample the same answer again with the same N.")] = None,
     memory: Annotated[
-        str | None, typer.Option(help="For the whole process, like 3GiB; default: 90 % of what is free.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Budget of the whole process, like 3GiB; default: 90 % of what is free."),
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(help="Tokens that the KV cache is planned for; default: what was asked, 2048 for a chat."),
+        typer.Option(
+            metavar="N",
+            help="Tokens (prompts and answers) that memory is planned for; default: the prompt and --max-tokens; in a "
+            "chat 2048, or twice --max-tokens if that is more, or all that the model allows if that is less.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write reads, waits and runs as Chrome trace events (for Perfetto).")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write reads, waits and layer runs there as Chrome trace events (for Perfetto)."
+        ),
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")
@@ -89,7 +113,7 @@ def run(
     return command.run(options, offload.config())
 
 
-@app.command()
+@app.command(short_help="See a real model answer in half its memory.")
 def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,
 ) -> int:
@@ -121,9 +145,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` and return the exit code."""
     # Imports make many objects that stay; looking through them again and again took a tenth of the start-up time.
     gc.set_threshold(20_000)
+    terminal.repair_streams()
     arguments, debug = _without_debug(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(arguments)
+        with terminal.notice_interrupts():
+            code = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # Who read our output has gone. What is still buffered must not fail again when the interpreter exits.
@@ -157,5 +183,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
         import traceback
 
         traceback.print_exc()
+    if terminal.interrupted.is_set():
+        return 130
     typer.echo(f"error: {message}", err=True)
     return code

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
 from rich.console import Console
 
 from headrace import errors
-from headrace.cli import show
-from headrace.cli.run import answer_json, interrupt_sets_event, require_engine
+from headrace.cli import show, terminal
+from headrace.cli.run import require_engine
 from headrace.core import Plan
 from headrace.units import format_bytes
 
 QUESTIONS = ("What is the capital of France?", "Why is the sky blue? Answer in one sentence.")
 MAX_TOKENS = 48
 WEIGHT_SHARE = 0.5
+CONTEXT, PREFILL = 128, 64
+"""Tokens that the cache is planned for; each question has fewer than PREFILL."""
 
 
 def demo(*, as_json: bool) -> int:
@@ -28,30 +31,29 @@ def demo(*, as_json: bool) -> int:
         directory = sources.resolve(sources.demo_gguf(), on_progress=bars)
     console.print(f"SmolLM2-135M-Instruct, imported once into {directory}", style="dim", soft_wrap=True)
     console.print()
+    # The run with less memory comes first: the peak is that of the process, and can only grow.
     streamed, streamed_answers = _answer_all(console, directory, half=True)
-    console.print(show.report_table(streamed, streamed_answers))
+    console.print(show.report_rows(streamed, streamed_answers))
     console.print()
-    console.print("The same questions with every weight in memory:", style="bold")
+    console.print("The same questions with all of the weights in memory:", style="bold")
+    console.print()
     resident, resident_answers = _answer_all(console, directory, half=False)
     same = [answer.token_ids for answer in streamed_answers] == [answer.token_ids for answer in resident_answers]
     tokens = sum(len(answer.token_ids) for answer in streamed_answers)
+    if as_json:
+        document = {
+            "same_tokens": same,
+            "streamed": show.figures(streamed, streamed_answers),
+            "resident": show.figures(resident, resident_answers),
+        }
+        terminal.write(json.dumps(document, allow_nan=False) + "\n")
     if not same or not streamed.offloaded_bytes or resident.offloaded_bytes:
         raise errors.DemoFailed(tokens=tokens, offloaded_bytes=streamed.offloaded_bytes)
     console.print(
-        f"The same {tokens} tokens came out of both: streamed, with {format_bytes(streamed.offloaded_bytes)} of the "
-        "weights on disk, and resident, with all of them in memory.",
+        f"The same {tokens} tokens came out both times: with {format_bytes(streamed.offloaded_bytes)} of the weights "
+        "on disk, and with all of them in memory.",
         style="bold",
     )
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "same_tokens": same,
-                    "streamed": {"answers": [answer_json(a) for a in streamed_answers], "report": streamed.to_json()},
-                    "resident": {"answers": [answer_json(a) for a in resident_answers], "report": resident.to_json()},
-                }
-            )
-        )
     return 0
 
 
@@ -60,34 +62,41 @@ def _answer_all(console: Console, directory: Any, *, half: bool) -> tuple[Any, l
     from headrace import generate
     from headrace.engine import Engine
 
-    def show_plan(plan: Plan) -> None:
-        if half:
-            console.print(show.plan_table(plan))
-            console.print()
-
+    terminal.raise_if_interrupted()
     answers = []
     with show.bars(console) as bars:
         engine = Engine.open(
             directory,
             weights_share=WEIGHT_SHARE if half else None,
-            context=lambda tokenizer, longest: (128, 64),
+            context=lambda tokenizer, longest: (CONTEXT, PREFILL),
             on_progress=bars,
-            on_plan=show_plan,
+            on_plan=functools.partial(_show_plan, console) if half else None,
         )
     with engine:
         for question in QUESTIONS:
             ids = generate.encode(engine.tokenizer, [{"role": "user", "content": question}], raw=False)
             sampling = generate.Sampling(max_tokens=MAX_TOKENS, temperature=0)
             console.print(f"> {question}", style="bold cyan")
-            with interrupt_sets_event() as stop:
+            with terminal.without_echo(), terminal.interrupt_sets_event() as stop:
                 answer = generate.generate(
-                    engine.model, engine.tokenizer, ids, sampling, on_text=lambda text: _write(console, text), stop=stop
+                    engine.model, engine.tokenizer, ids, sampling, on_text=functools.partial(_write, console), stop=stop
                 )
             if answer.stopped:
                 raise KeyboardInterrupt
             answers.append(answer)
             console.print("\n")
         return engine.report(), answers
+
+
+def _show_plan(console: Console, plan: Plan) -> None:
+    weights_bytes = plan.memory.resident_bytes + plan.offloaded_bytes
+    console.print(
+        f"Its weights take {format_bytes(weights_bytes)}. It gets a memory budget in which half of them would fit "
+        "beside all else that the process needs; the rest has to stay on disk."
+    )
+    console.print()
+    console.print(show.plan_rows(plan))
+    console.print()
 
 
 def _write(console: Console, text: str) -> None:

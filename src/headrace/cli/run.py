@@ -5,23 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from headrace import errors
-from headrace.cli import show
+from headrace.cli import show, terminal
 from headrace.config import OffloadConfig, parse_size
 from headrace.core import Plan
-from headrace.errors import InvalidSetting, MissingPackage
+from headrace.errors import HeadraceError, InvalidSetting, MissingPackage, OutputFailed, PromptTooLong
 
 CHAT_CONTEXT = 2048
+MAX_TOKENS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +27,8 @@ class RunOptions:
     model: str
     prompt: str | None = None
     raw: bool = False
-    max_tokens: int = 256
+    max_tokens: int | None = None
+    """None is MAX_TOKENS, or what the context leaves if that is less."""
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -46,21 +43,39 @@ class RunOptions:
         """Everything that can be known to be wrong before anything is loaded. Raises: ConfigError, PathNotFound."""
         if self.memory is not None:
             parse_size(self.memory)
-        _require(self.max_tokens >= 1, "--max-tokens", self.max_tokens, "at least 1", "256")
-        _require(
-            self.temperature is None or 0 <= self.temperature <= 10, "--temperature", self.temperature, "0 to 10", "0.7"
-        )
-        _require(self.top_p is None or 0 < self.top_p <= 1, "--top-p", self.top_p, "above 0 and at most 1", "0.95")
-        _require(self.seed is None or 0 <= self.seed < 2**63, "--seed", self.seed, "0 to 2**63 - 1", "0")
-        _require(self.context is None or self.context >= 1, "--context", self.context, "at least 1", "2048")
-        _require(self.prompt is None or self.prompt.strip() != "", "--prompt", "empty", "some text", "'Hello'")
-        if self.trace is not None and not self.trace.absolute().parent.is_dir():
-            raise errors.InvalidSetting(
-                setting="--trace",
-                value=str(self.trace),
-                allowed="a file in a directory that exists",
-                suggestion=self.trace.name,
-            )
+        tokens, temperature, top_p, seed = self.max_tokens, self.temperature, self.top_p, self.seed
+        _require(tokens is None or tokens >= 1, "--max-tokens", tokens, "at least 1", str(MAX_TOKENS))
+        _require(temperature is None or 0 <= temperature <= 10, "--temperature", temperature, "0 to 10", "0.7")
+        _require(top_p is None or 0 < top_p <= 1, "--top-p", top_p, "above 0 and at most 1", "0.95")
+        beside = f"0 beside --top-p {top_p}"
+        allowed = "above 0 where --top-p is given, since 0 does not sample"
+        _require(top_p is None or temperature != 0, "--temperature", beside, allowed, "0.7")
+        _require(seed is None or 0 <= seed < 2**63, "--seed", seed, "0 to 2**63 - 1", "0")
+        _require(self.context is None or self.context >= 1, "--context", self.context, "at least 1", str(CHAT_CONTEXT))
+        if self.prompt is not None:
+            _require(self.prompt.strip() != "", "--prompt", "empty", "some text", "'Hello'")
+            terminal.check_text(self.prompt, "--prompt")
+        if self.trace is not None:
+            _check_writable(self.trace)
+
+
+def _check_writable(trace: Path) -> None:
+    """It is written last of all: an answer of an hour must not end in a typo."""
+    existed = os.path.lexists(trace)
+    if trace.exists() and not trace.is_file() and not trace.is_dir():
+        return  # a pipe or a device: opening one may wait, or do something
+    try:
+        with trace.open("ab"):
+            pass
+    except OSError as error:
+        raise InvalidSetting(
+            setting="--trace",
+            value=f"{str(trace)!r} ({error.strerror})",
+            allowed="a file that can be written, in a directory that exists",
+            suggestion=trace.name if trace.name and not trace.is_dir() else "trace.json",
+        ) from None
+    if not existed:
+        trace.unlink()
 
 
 def _require(valid: bool, setting: str, value: object, allowed: str, suggestion: str) -> None:
@@ -70,13 +85,11 @@ def _require(valid: bool, setting: str, value: object, allowed: str, suggestion:
 
 def run(options: RunOptions, config: OffloadConfig) -> int:
     """Load, answer, report. Returns the exit code: 130 if the answer was interrupted."""
-    options.check()
     require_engine()
-    terminal = sys.stdin.isatty()
     prompt = options.prompt
-    if prompt is None and not terminal:
-        prompt = sys.stdin.read().strip()
-        _require(prompt != "", "standard input", "empty", "some text", "or pass -p 'Hello'")
+    if prompt is None and not sys.stdin.isatty():
+        prompt = terminal.read_text().strip()
+        _require(prompt != "", "standard input", "empty", "some text", "with text in it, or pass -p 'Hello'")
     session = _Session(options, config, prompt)
     try:
         code = session.chat() if prompt is None else session.answer_once(prompt)
@@ -102,10 +115,12 @@ class _Session:
         from headrace import generate
         from headrace.engine import Engine
 
+        terminal.raise_if_interrupted()
         self.options = options
         self.console = Console(stderr=True, highlight=False, quiet=options.quiet)
         self._generate = generate
-        self.sampling = generate.Sampling(options.max_tokens, options.temperature, options.top_p, options.seed)
+        self.max_tokens = options.max_tokens or MAX_TOKENS
+        self.context = 0
         self.messages: list[dict[str, str]] = []
         self.answers: list[Any] = []
         with show.bars(self.console) as bars:
@@ -113,71 +128,102 @@ class _Session:
                 options.model,
                 memory=options.memory,
                 offload=config,
-                context=lambda tokenizer, longest: self._tokens(tokenizer, longest, prompt),
+                context=lambda tokenizer, longest: self._plan_tokens(tokenizer, longest, prompt),
                 trust_remote_code=options.trust_remote_code,
                 tracing=options.trace is not None,
                 on_progress=bars,
                 on_plan=self._show_plan,
             )
+        self.raw = options.raw or not getattr(self.engine.tokenizer, "chat_template", None)
 
     def _show_plan(self, plan: Plan) -> None:
-        self.console.print(show.plan_table(plan))
+        terminal.raise_if_interrupted()
+        self.console.print(show.plan_rows(plan))
         self.console.print()
 
-    def _tokens(self, tokenizer: Any, longest: int | None, prompt: str | None) -> tuple[int, int]:
+    def _plan_tokens(self, tokenizer: Any, longest: int | None, prompt: str | None) -> tuple[int, int]:
         """How many tokens the cache is planned for, and how many are prefilled at once."""
-        asked = self.options.max_tokens
+        context = self.options.context
+        if context is not None and longest is not None:
+            _require(context <= longest, "--context", context, f"at most {longest} for this model", str(longest))
+        length = 0
+        if prompt is not None:
+            messages = [{"role": "user", "content": prompt}]
+            length = self._generate.encode(tokenizer, messages, raw=self.options.raw).shape[1]
+        room = context or longest or sys.maxsize
         if prompt is None:
-            self.context = min(self.options.context or max(CHAT_CONTEXT, 2 * asked), longest or sys.maxsize)
-            _require(
-                asked < self.context,
-                "--max-tokens",
-                asked,
-                f"below the context of {self.context}",
-                str(self.context // 2),
-            )
-            return self.context, self.context - asked
-        messages = [{"role": "user", "content": prompt}]
-        length = self._generate.encode(tokenizer, messages, raw=self.options.raw).shape[1]
-        self.context = max(length + asked, self.options.context or 0)
-        room = (longest or sys.maxsize) - length
-        _require(
-            room > 0,
-            "--prompt",
-            f"{length} tokens long",
-            f"shorter than the model's {longest} tokens",
-            "a shorter text",
-        )
-        _require(asked <= room, "--max-tokens", asked, f"at most {room} after a prompt of {length} tokens", str(room))
-        return self.context, length
+            room = context or min(max(CHAT_CONTEXT, 2 * self.max_tokens), room)
+        self._fit_answer(room, length)
+        self.context = room if context is not None or prompt is None else length + self.max_tokens
+        return self.context, length or self.context - self.max_tokens
+
+    def _fit_answer(self, room: int, length: int) -> None:
+        """See that a prompt of `length` tokens (0 in a chat) and the answer fit into `room` tokens."""
+        if length >= room:
+            raise PromptTooLong(tokens=length, most_tokens=room - 1, context_tokens=room)
+        most = room - length if length else max(1, room // 2)
+        if self.options.max_tokens is None:
+            self.max_tokens = min(self.max_tokens, most)
+        why = f"a prompt of {length} tokens leaves no more of a context of {room} tokens"
+        if not length:
+            why = f"half of the context of {room} tokens is for questions"
+        _require(self.max_tokens <= most, "--max-tokens", self.max_tokens, f"at most {most}: {why}", str(most))
 
     def answer_once(self, prompt: str) -> int:
+        if self.raw and not self.options.raw:
+            self.console.print("(no chat template: the text is continued as it is)", style="dim")
         answer = self._answer(prompt)
         return 130 if answer.stopped else 0
 
     def chat(self) -> int:
-        """Questions from the terminal until end of file; Ctrl-C ends an answer, not the chat."""
-        self.console.print("Chat: Enter sends, Ctrl-C ends an answer, Ctrl-D ends the chat.", style="dim")
+        """Questions from the terminal until end of file; neither Ctrl-C nor a failed answer ends the chat."""
+        terminal.edit_lines()
+        self.console.print("Enter sends, Ctrl-C ends an answer, Ctrl-D ends the chat.", style="dim")
+        if self.raw:
+            self.console.print("No chat template: each text is continued by itself, without history.", style="dim")
         while True:
             try:
-                prompt = input("> ").strip()
+                prompt = terminal.ask("> ").strip()
+                if not prompt:
+                    continue
+                terminal.check_text(prompt, "the question")
+                self._answer(prompt)
             except EOFError:
                 self.console.print()
                 return 0
             except KeyboardInterrupt:
+                terminal.interrupted.clear()
                 self.console.print("\nCtrl-D ends the chat.", style="dim")
-                continue
-            if prompt:
-                self._answer(prompt)
+            except OutputFailed:
+                raise
+            except HeadraceError as error:
+                terminal.complain(error.message)
 
     def _answer(self, prompt: str) -> Any:
+        before = list(self.messages)
         self.messages.append({"role": "user", "content": prompt})
-        ids = self._encode_what_fits()
-        with interrupt_sets_event() as stop:
-            answer = self._generate.generate(
-                self.engine.model, self.engine.tokenizer, ids, self.sampling, on_text=_write, stop=stop
+        written = False
+
+        def write(text: str) -> None:
+            nonlocal written
+            written = True
+            terminal.write(text)
+
+        try:
+            ids = self._encode_what_fits()
+            sampling = self._generate.Sampling(
+                self.max_tokens, self.options.temperature, self.options.top_p, self.options.seed
             )
-        _write("\n")
+            with terminal.without_echo(), terminal.interrupt_sets_event() as stop:
+                answer = self._generate.generate(
+                    self.engine.model, self.engine.tokenizer, ids, sampling, on_text=write, stop=stop
+                )
+        except BaseException as error:
+            self.messages = before  # a question without an answer is no part of the conversation
+            if written and not isinstance(error, OSError):
+                terminal.write("\n")
+            raise
+        terminal.write("\n")
         self.messages.append({"role": "assistant", "content": answer.text})
         self.answers.append(answer)
         self.console.print(show.rate_line(self.engine.report(), answer), style="dim")
@@ -186,22 +232,18 @@ class _Session:
     def _encode_what_fits(self) -> Any:
         """The conversation as tokens; its oldest questions are forgotten when it outgrows the planned context."""
         forgotten = 0
+        room = self.context - self.max_tokens
         while True:
             ids = self._generate.encode(self.engine.tokenizer, self.messages, raw=self.options.raw)
-            if ids.shape[1] + self.options.max_tokens <= self.context or len(self.messages) <= 1:
+            if ids.shape[1] <= room or len(self.messages) <= 1:
                 break
             del self.messages[:2]
             forgotten += 1
+        if ids.shape[1] > room:
+            raise PromptTooLong(tokens=ids.shape[1], most_tokens=room, context_tokens=self.context)
         if forgotten:
-            self.console.print(f"(the oldest {forgotten} of the questions no longer fit into the context)", style="dim")
-        room = self.context - self.options.max_tokens
-        _require(
-            ids.shape[1] <= room,
-            "the question",
-            f"{ids.shape[1]} tokens long",
-            f"at most {room} tokens",
-            "a shorter one",
-        )
+            count = "the oldest question" if forgotten == 1 else f"the {forgotten} oldest questions"
+            self.console.print(f"(forgot {count}: the context of {self.context} tokens is full)", style="dim")
         return ids
 
     def finish(self) -> None:
@@ -209,49 +251,24 @@ class _Session:
         report = self.engine.report()
         if self.answers:
             self.console.print()
-            self.console.print(show.report_table(report, self.answers))
-        if self.options.trace is not None:
-            self.engine.metrics.write_trace(self.options.trace)
-            self.console.print(f"trace: {self.options.trace} (open it with Perfetto)", style="dim")
+            self.console.print(show.report_rows(report, self.answers))
+        failure = self._write_trace()
         if self.options.as_json:
-            document = {
-                "model": self.options.model,
-                "answers": [answer_json(answer) for answer in self.answers],
-                "tokens_per_s": show.tokens_per_s(self.answers),
-                "report": report.to_json(),
-            }
-            print(json.dumps(document))
+            document = {"model": self.options.model, **show.figures(report, self.answers)}
+            terminal.write(json.dumps(document, allow_nan=False) + "\n")
+        if failure is not None:
+            raise failure
+
+    def _write_trace(self) -> OutputFailed | None:
+        path = self.options.trace
+        if path is None:
+            return None
+        try:
+            self.engine.metrics.write_trace(path)
+        except OSError as error:
+            return OutputFailed(output=f"the trace to {str(path)!r}", reason=error.strerror or str(error))
+        self.console.print(f"trace: {path} (open it with https://ui.perfetto.dev)", style="dim", soft_wrap=True)
+        return None
 
     def close(self) -> None:
         self.engine.close()
-
-
-def answer_json(answer: Any) -> dict[str, Any]:
-    """An answer with its derived figures."""
-    return dataclasses.asdict(answer) | {
-        "seconds_per_token": answer.seconds_per_token,
-        "tokens_per_s": answer.tokens_per_s,
-    }
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-@contextmanager
-def interrupt_sets_event() -> Iterator[threading.Event]:
-    """Within it the first Ctrl-C only sets the event, so that a pass is never torn; the second one interrupts."""
-    event = threading.Event()
-
-    def interrupt(number: int, frame: object) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-        os.write(2, b"\n(stopping after this token; Ctrl-C again stops at once)\n")
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)

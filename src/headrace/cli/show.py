@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
-from rich.table import Table
+from rich.text import Text
 
 from headrace.units import format_bytes, format_rate, format_seconds
 
@@ -18,71 +20,96 @@ if TYPE_CHECKING:
     from headrace.generate import Answer
 
 
-def plan_table(plan: Plan) -> Table:
+WIDEST = 110
+"""Longer lines are hard to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A title and rows of a name, maybe a value, and words about it that wrap; below one another if it is narrow.
+
+    Not rich's table, which pads every line with blanks to the width of the longest.
+    """
+
+    title: str
+    rows: Sequence[tuple[str, ...]]
+    """The last cell of each wraps; the others do not."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield Text(self.title, style="bold")
+        widths = [max(len(row[column]) for row in self.rows) + 2 for column in range(len(self.rows[0]) - 1)]
+        width = min(options.max_width, WIDEST)
+        if width - sum(widths) < 30:
+            widths = []
+        for row in self.rows:
+            yield from self._wide(row, widths, width) if widths else self._narrow(row, width)
+
+    def _wide(self, row: tuple[str, ...], widths: Sequence[int], width: int) -> Iterator[Text]:
+        *cells, words = row
+        first = "".join(cell.ljust(size) for cell, size in zip(cells, widths, strict=True))
+        indent = " " * len(first)
+        for number, line in enumerate(textwrap.wrap(words, width - len(first)) or [""]):
+            text = Text((first if number == 0 else indent) + line)
+            text.stylize("bold", 0, widths[0])
+            if len(row) > 2:
+                text.stylize("dim", len(first))
+            yield text
+
+    def _narrow(self, row: tuple[str, ...], width: int) -> Iterator[Text]:
+        name, *others = row
+        yield Text(f"{name}  {others[0]}" if len(others) > 1 else name, style="bold")
+        for line in textwrap.wrap(others[-1], max(8, width - 2)):
+            yield Text(f"  {line}")
+
+
+def plan_rows(plan: Plan) -> Rows:
     """The choices with their reasons."""
-    table = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), title="plan", title_justify="left", title_style="bold"
-    )
-    table.add_column("choice", style="bold", no_wrap=True)
-    table.add_column("value", no_wrap=True)
-    table.add_column("reason", style="dim")
-    for choice in plan.choices:
-        table.add_row(choice.name, choice.value, choice.reason)
-    return table
+    return Rows("plan", [(choice.name, choice.value, choice.reason) for choice in plan.choices])
 
 
-def report_table(report: Report, answers: list[Answer]) -> Table:
+def report_rows(report: Report, answers: list[Answer]) -> Rows:
     """Where the bytes are, what moved, how fast it was against the bound, how much memory it took."""
-    table = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), title="report", title_justify="left", title_style="bold"
-    )
-    table.add_column("figure", style="bold", no_wrap=True)
-    table.add_column("value")
-    for name, value in report_rows(report, answers):
-        table.add_row(name, value)
-    return table
+    return Rows("report", list(_figures(report, answers)))
 
 
-def report_rows(report: Report, answers: list[Answer]) -> Iterator[tuple[str, str]]:
-    """The figures of a report as text: name and value."""
+def _figures(report: Report, answers: list[Answer]) -> Iterator[tuple[str, str]]:
     counters, bound = report.counters, report.bound
-    yield (
-        "weights",
-        (
-            f"{format_bytes(report.resident_bytes)} in memory, {format_bytes(report.offloaded_bytes)} on disk"
-            + (f" ({format_bytes(report.looked_up_bytes)} looked up by rows)" if report.looked_up_bytes else "")
-        ),
-    )
+    yield "weights", _tiers(report)
     if report.ring_bytes:
-        yield (
-            "ring",
-            f"{format_bytes(report.ring_bytes)}, so offloading saves {format_bytes(report.net_saving_bytes)} net",
-        )
+        net = report.net_saving_bytes
+        saving = f"saves {format_bytes(net)} net" if net > 0 else "saves nothing"
+        yield "ring", f"{format_bytes(report.ring_bytes)} of memory for what streams, so offloading {saving}"
     if counters.passes and counters.read_bytes:
         rate = counters.read_bytes / counters.passes
-        yield "read", f"{format_bytes(rate)} per pass, {format_bytes(counters.read_bytes)} in {counters.passes} passes"
+        yield (
+            "read",
+            f"{format_bytes(rate)} per token, {format_bytes(counters.read_bytes)} in {counters.passes} passes over the "
+            "layers",
+        )
     speed = tokens_per_s(answers)
     if speed is not None:
         yield (
             "speed",
-            (
-                f"{speed:.2f} tokens/s, {100 * speed * bound.seconds:.0f} % of the bound of "
-                f"{1 / bound.seconds:.2f} tokens/s "
-                f"({format_seconds(bound.seconds)} per pass, limited by {bound.limited_by})"
-            ),
+            f"{speed:.2f} tokens/s, {100 * speed * bound.seconds:.0f} % of the bound of {1 / bound.seconds:.2f} "
+            f"tokens/s ({format_seconds(bound.seconds)} per pass, limited by {bound.limited_by})",
         )
     if answers:
-        yield "first token", f"after {format_seconds(answers[-1].seconds_to_first_token)} (the last answer's)"
+        last = " (the last answer's)" if len(answers) > 1 else ""
+        yield "first token", f"after {format_seconds(answers[-1].seconds_to_first_token)}{last}"
     if counters.stalls:
         yield "waits", f"{format_seconds(counters.stall_s)} for weights, over {counters.stalls} blocks"
     if counters.slot_misses:
-        yield (
-            "slot misses",
-            f"{counters.slot_misses} blocks were not where they were expected and were read on the spot",
-        )
+        yield "slot misses", f"{counters.slot_misses} blocks were not where they were expected: read on the spot"
     yield "peak memory", _peak(report)
     for fallback in report.fallbacks:
         yield "fallback", fallback
+
+
+def _tiers(report: Report) -> str:
+    if not report.offloaded_bytes:
+        return f"{format_bytes(report.resident_bytes)}, all of it in memory"
+    looked_up = f" ({format_bytes(report.looked_up_bytes)} of it looked up by rows)" if report.looked_up_bytes else ""
+    return f"{format_bytes(report.resident_bytes)} in memory, {format_bytes(report.offloaded_bytes)} on disk{looked_up}"
 
 
 def _peak(report: Report) -> str:
@@ -90,7 +117,21 @@ def _peak(report: Report) -> str:
     if report.requested_bytes is None:
         return f"{peak} (no budget was given)"
     share = 100 * report.peak_memory_bytes / report.requested_bytes
-    return f"{peak} of the {format_bytes(report.requested_bytes)} asked for ({share:.0f} %)"
+    return f"{peak}, {share:.0f} % of the budget of {format_bytes(report.requested_bytes)}"
+
+
+def figures(report: Report, answers: list[Answer]) -> dict[str, Any]:
+    """Every figure as plain data for JSON; `share_of_bound` is 1.0 at the physical limit."""
+    speed = tokens_per_s(answers)
+    return {
+        "answers": [
+            asdict(answer) | {"seconds_per_token": answer.seconds_per_token, "tokens_per_s": answer.tokens_per_s}
+            for answer in answers
+        ],
+        "tokens_per_s": speed,
+        "share_of_bound": None if speed is None else speed * report.bound.seconds,
+        "report": report.to_json(),
+    }
 
 
 def tokens_per_s(answers: list[Answer]) -> float | None:

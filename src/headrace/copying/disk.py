@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace import errors
+from headrace.core import DIRECT_ALIGNMENT
 from headrace.metrics import Metrics
 from headrace.store import Read
 
@@ -63,7 +64,7 @@ class Ticket:
         return self._error is None and not self._cancelled
 
     def cancel(self) -> None:
-        """Reads not begun yet are skipped."""
+        """Reads not begun yet are skipped; then `wait` raises, since the bytes are not there."""
         self._cancelled = True
 
     def wait_idle(self) -> None:
@@ -88,27 +89,25 @@ class Ticket:
 
 
 class _File:
-    """An open checkpoint file, direct if the file system can."""
+    """An open checkpoint file, direct if the file system can. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.direct = False
+        self.direct = hasattr(os, "O_DIRECT")
         self._replaced: int | None = None
         try:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))
-            self.direct = hasattr(os, "O_DIRECT")
         except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise errors.ReadError(
-                    file=str(path), offset=0, nbytes=0, reason=os.strerror(error.errno or 0)
-                ) from None
-            self.fall_back()
+            if not self.direct or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+            self.direct = False
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def fall_back(self) -> None:
         """Buffered reads, with the page cache dropped behind them. Other threads may be inside of a direct read."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        self._replaced = self.descriptor if self.direct else None
-        self.direct, self.descriptor = False, descriptor
+        self._replaced, self.descriptor = self.descriptor, descriptor
+        self.direct = False  # last: whoever sees it reads from the new descriptor
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -120,7 +119,8 @@ class DiskReader:
     """Reads chunks in the order in which they were asked for, several at a time.
 
     Memory: `threads` x `chunk_bytes` of staging. Guarantees: `submit` never blocks; chunks of a ticket may arrive in
-    any order; an error fails its ticket only. `close` waits for the threads and is idempotent.
+    any order; an error fails its ticket only, and every ticket ends, whatever goes wrong; `close` waits for the threads
+    and is idempotent.
     """
 
     def __init__(
@@ -221,37 +221,49 @@ class DiskReader:
                 for copy in read.copies:
                     # ctypes lets other threads run during the copy; slicing a memoryview would not.
                     ctypes.memmove(target + copy.target_offset, staging_address + copy.source_offset, copy.nbytes)
-            except errors.HeadraceError as failure:
-                # A new object: the traceback of this one holds views of the staging buffer, which could not be closed.
-                error = type(failure)(**failure.facts)
+            except BaseException as failure:
+                # Whatever it is, it belongs to the waiter: this thread has others to serve.
+                error = self._error(read, failure)
                 self.metrics.add(read_errors=1)
             else:
                 self.metrics.add(reads=1, read_bytes=read.nbytes, read_s=time.perf_counter() - start_s)
                 self.metrics.span(ticket.label, "read", start_s)
             finally:
                 self.metrics.end_read()
+        else:
+            error = self._error(read, errors.Reason("it was not wanted any more"))
         ticket.finish_one(error)
 
+    def _error(self, read: Read, failure: BaseException) -> errors.ReadError:
+        """A new error, without the traceback of `failure`: it would keep this thread's staging alive."""
+        if isinstance(failure, OSError) and failure.errno:
+            reason = os.strerror(failure.errno)
+        else:
+            reason = str(failure) if isinstance(failure, errors.Reason) else repr(failure)
+        path = str(self.paths.get(read.file, read.file))
+        return errors.ReadError(file=path, offset=read.offset, nbytes=read.needed_bytes, reason=reason)
+
     def _fill(self, read: Read, staging: memoryview) -> None:
-        """Read until everything needed is in `staging`. Raises: ReadError."""
-
-        def failure(reason: str) -> errors.ReadError:
-            path = str(self.paths[read.file])
-            return errors.ReadError(file=path, offset=read.offset, nbytes=read.needed_bytes, reason=reason)
-
+        """Read until everything needed is in `staging`. Raises: OSError, Reason."""
         file = self._open(read.file)
         done = 0
         while done < read.needed_bytes:
+            direct = file.direct
+            # A direct read has to begin at an aligned place, also if the one before it ended elsewhere.
+            begin = done // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT if direct else done
             try:
-                count = self._pread(file, staging[done : read.nbytes], read.offset + done)
+                count = self._pread(file, staging[begin : read.nbytes], read.offset + begin)
             except OSError as error:
-                if error.errno == errno.EINVAL and file.direct:
-                    self._fall_back(file)
-                    continue
-                raise failure(os.strerror(error.errno or 0)) from None
-            if count == 0:
-                raise failure("the file ends before it: it was cut off while it was in use")
-            done += count
+                if error.errno != errno.EINVAL or not direct:
+                    raise
+                self._fall_back(file)
+                continue
+            if begin + count > done:
+                done = begin + count
+            elif direct and os.fstat(file.descriptor).st_size >= read.offset + read.needed_bytes:
+                self._fall_back(file)  # it is all there, and yet direct reads do not get there
+            else:
+                raise errors.Reason("the file ends before it: it was cut off while it was in use")
         if not file.direct:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(file.descriptor, read.offset, read.nbytes, os.POSIX_FADV_DONTNEED)

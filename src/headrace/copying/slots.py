@@ -14,7 +14,7 @@ from headrace.core import DIRECT_ALIGNMENT, align_up
 class Slab:
     """Anonymous memory, page-aligned, so that direct I/O may write into it and nothing rounds its size up.
 
-    Pages are committed when first written: a slab costs nothing before. `release` gives pages back at once, which
+    Pages are committed when first written: a slab costs nothing before. `discard` gives pages back at once, which
     freeing a torch tensor does not promise.
     """
 

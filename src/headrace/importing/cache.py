@@ -20,12 +20,11 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import HeadraceError, MissingPackage, WriteError
+from headrace.errors import HeadraceError, MissingPackage, NotWritable, WriteError
 from headrace.importing.header import GgufHeader, read_header
 from headrace.importing.writer import TensorSpec, plan_shards, sync_directory, write_shards
 
@@ -48,8 +47,8 @@ def cache_directory() -> Path:
 def import_gguf(file: Path, *, on_progress: Progress | None = None) -> Path:
     """The checkpoint directory of a .gguf file: from the cache, or converted into it now.
 
-    `on_progress(label, done_bytes, total_bytes)` is called as weights are written. Raises CorruptGguf, WriteError,
-    MissingPackage.
+    `on_progress(label, done_bytes, total_bytes)` is called as weights are written. Raises CorruptGguf, NotWritable,
+    WriteError, MissingPackage.
     """
     header = read_header(file)
     target = cache_directory() / _name(file, header)
@@ -141,9 +140,11 @@ def _publish(partial: Path, target: Path, facts: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _scratch(target: Path) -> Iterator[Path]:
-    """A directory for a moment, in the cache: nowhere else is sure to be writable."""
+    """A directory for a moment, in the cache: nowhere else is sure to be writable. The lock is held: one has it."""
+    path = target.with_name(target.name + ".scratch")
+    shutil.rmtree(path, ignore_errors=True)  # of an import that was killed
     with _writing(target, 0):
-        path = Path(tempfile.mkdtemp(prefix=".scratch-", dir=target.parent))
+        path.mkdir()
     try:
         yield path
     finally:
@@ -161,7 +162,7 @@ def _removed_on_failure(partial: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writing(target: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn what goes wrong on the disk into WriteError, with the numbers."""
+    """Turn what goes wrong on the disk into WriteError with the numbers, or NotWritable."""
     try:
         yield
     except HeadraceError:
@@ -176,7 +177,9 @@ def _writing(target: Path, needed_bytes: int) -> Iterator[None]:
         raise _write_error(target, needed_bytes, os.strerror(int(match.group(1)))) from error
 
 
-def _write_error(target: Path, needed_bytes: int, reason: str) -> WriteError:
+def _write_error(target: Path, needed_bytes: int, reason: str) -> WriteError | NotWritable:
+    if not needed_bytes:  # it never came to writing
+        return NotWritable(path=str(target.parent), reason=reason)
     return WriteError(path=str(target), needed_bytes=needed_bytes, free_bytes=_free_bytes(target), reason=reason)
 
 

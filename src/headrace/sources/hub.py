@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import MissingPackage, ModelNotFound, WriteError
+from headrace.errors import MissingPackage, ModelNotFound, NotWritable
 
 Progress = Callable[[str, int, int], None]
 
@@ -26,7 +25,7 @@ _UNWANTED = ["*/*", "consolidated*"]
 def download(repo_id: str, *, on_progress: Progress | None = None) -> Path:
     """The snapshot of a model repository: from the hub, or from its cache if the hub cannot be reached.
 
-    Raises ModelNotFound, WriteError, MissingPackage.
+    Raises ModelNotFound, NotWritable, MissingPackage.
     """
     hub = _package()
     try:
@@ -80,18 +79,10 @@ def _ours(repo_id: str, error: Exception) -> Exception:
     elif isinstance(error, theirs.LocalEntryNotFoundError):
         reason = "no such file or directory, not in the hub's cache, and the hub could not be reached"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-        return _write_error(constants.HF_HUB_CACHE, error)
+        return NotWritable(path=constants.HF_HUB_CACHE, reason=os.strerror(error.errno))
     else:
         reason = f"no such file or directory, and the hub could not be reached ({type(error).__name__})"
     return ModelNotFound(model=repo_id, reason=reason)
-
-
-def _write_error(cache: str, error: OSError) -> WriteError:
-    place = Path(cache)
-    while not place.exists():
-        place = place.parent
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return WriteError(path=cache, needed_bytes=0, free_bytes=shutil.disk_usage(place).free, reason=reason)
 
 
 def _progress_bar(label: str, on_progress: Progress | None) -> Any:

@@ -85,7 +85,7 @@ def _file(path: Path, text: str, trust_remote_code: bool, on_progress: Progress 
     if path.suffix == ".safetensors" or path.name == _INDEX:
         return _checked(path.parent, str(path.parent), trust_remote_code)
     if path.suffix in _PICKLES:
-        raise PickleRefused(model=text, files=[path.name])
+        raise PickleRefused(model=str(path.parent), files=[path.name])
     raise CorruptGguf(file=text, reason="it is no .safetensors file and does not begin with the GGUF magic")
 
 

@@ -1,0 +1,59 @@
+"""The nouns that compute something."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+from fakes import MIB, head, layers, machine, model, table
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core import Bound, MemoryPlan, Segment, StoredTensor, align_up
+
+
+@given(st.integers(0, 2**62), st.integers(0, 20).map(lambda power: 2**power))
+def test_align_up(value: int, alignment: int) -> None:
+    aligned = align_up(value, alignment)
+    assert aligned % alignment == 0
+    assert value <= aligned < value + alignment
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "moved_bytes", "seconds", "limit"),
+    [(1.0, 0, 1.0, "compute"), (1.0, 500, 5.0, "disk"), (7.0, 500, 7.0, "compute"), (5.0, 500, 5.0, "compute")],
+)
+def test_a_bound_is_the_slower_of_two(compute_s: float, moved_bytes: int, seconds: float, limit: str) -> None:
+    bound = Bound(compute_s, moved_bytes, 100.0)
+    assert (bound.seconds, bound.limited_by) == (seconds, limit)
+    assert json.loads(json.dumps(bound.to_json())) == {
+        "compute_s": compute_s,
+        "moved_bytes": moved_bytes,
+        "link_bytes_per_s": 100.0,
+        "seconds": seconds,
+        "limited_by": limit,
+    }
+
+
+def test_a_bound_without_moving_needs_no_link() -> None:
+    assert Bound(1.0, 0, 0.0).seconds == 1.0
+
+
+def test_a_memory_plan_adds_up_all_of_its_fields() -> None:
+    plan = MemoryPlan(1, 2, 4, 8, 16, 32)
+    assert plan.total_bytes == sum(dataclasses.astuple(plan)) == 63
+
+
+def test_weights_are_counted_once_each() -> None:
+    shape = model(table(MIB), *layers([1, 2], [3]), head(4), fixed_bytes=5)
+    assert shape.weight_bytes == MIB + 1 + 2 + 3 + 4 + 5
+    assert StoredTensor("w", "F32", (2,), Segment("f", 0, 8)).nbytes == 8
+
+
+def test_nouns_are_frozen_and_can_be_sent() -> None:
+    for noun in (machine(), model(*layers([1])), Segment("f", 0, 1)):
+        assert pickle.loads(pickle.dumps(noun)) == noun
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(noun, dataclasses.fields(noun)[0].name, None)
