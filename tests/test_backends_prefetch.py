@@ -444,6 +444,7 @@ def test_outside_of_a_pass_no_layer_holds_data(opened: Open) -> None:
             assert site.module._parameters[site.attribute] is weight.meta
 
 
+@pytest.mark.slow
 def test_memory_that_is_read_into_outlives_a_model_that_is_forgotten(tmp_path: Path) -> None:
     """The collector may run on a reader's thread, in the middle of a read into the slot of a model that is gone."""
     import gc

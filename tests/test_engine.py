@@ -402,16 +402,18 @@ def test_a_pass_reads_what_is_offloaded_and_writes_nothing(root: Path, architect
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in sorted(directory.iterdir())} == files
 
 
+@pytest.mark.parametrize("backend", ["memory 50%", "groups 2/1/1"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3-moe", "llama"])
-def test_tensors_are_aligned(root: Path, architecture: str, dtype: torch.dtype) -> None:
-    """In slots and residents alike, biases of odd places in the file too."""
-    with Engine.open(shared(root, architecture, dtype), weights_share=0.6) as engine:
-        logits(engine.model)
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3-moe"])
+def test_tensors_are_aligned(root: Path, architecture: str, dtype: torch.dtype, backend: str) -> None:
+    """In slots and residents alike; after a bias of 418 numbers the next tensor would not be by itself."""
+    changes = {"n_inner": 418} if architecture == "gpt2" else {"vocab_size": 517}
+    directory = shared(root, architecture, dtype, **changes)
+    with Engine.open(directory, **BACKENDS[backend]) as engine:
+        assert_streamed(engine, directory, dtype)
         in_slots = [parameter for views in engine._backend._views.values() for parameter in views]
         resident = [parameter for parameter in engine.model.parameters() if not parameter.is_meta]
-        assert engine.report().offloaded_bytes > 0
-        assert len({parameter.data_ptr() for parameter in in_slots}) > LAYERS / 2
+        assert len({parameter.data_ptr() for parameter in in_slots}) >= LAYERS / 2
         assert len(resident) > LAYERS
         assert [tuple(p.shape) for p in (*in_slots, *resident) if p.data_ptr() % 64] == []
 
