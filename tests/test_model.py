@@ -168,7 +168,7 @@ def test_generation_settings_of_the_checkpoint_are_used(tmp_path: Path) -> None:
     made = skeleton(directory).model.generation_config
     assert (made.temperature, made.top_p, made.do_sample, made.eos_token_id) == (0.25, 0.5, True, [2, 5])
     (directory / "generation_config.json").write_text("{")
-    with pytest.raises(UnsupportedModel, match="generation_config.json cannot be read"):
+    with pytest.raises(UnsupportedModel, match=r"generation_config\.json cannot be read"):
         skeleton(directory)
     (directory / "generation_config.json").unlink()
     assert skeleton(directory).model.generation_config.eos_token_id == EOS
