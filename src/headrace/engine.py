@@ -175,7 +175,8 @@ class Engine:
 
     def report(self) -> Report:
         """Where the bytes are and what has moved so far."""
-        looked_up = sum(block.nbytes for block in self._skeleton.blocks.moving if block.name in self.plan.gathered)
+        tables = [block for block in self._skeleton.blocks.moving if block.kind == "embedding"]
+        looked_up = sum(weight.nbytes for block in tables for weight in block.weights if _is_offloaded(weight))
         buffers = sum(buffer.numel() * buffer.element_size() for buffer in self.model.buffers())
         ring = self._backend.allocated_bytes
         offloaded = _offloaded_bytes(self._skeleton)
@@ -200,6 +201,10 @@ class Engine:
         """Stop reading and end the threads. Offloaded models cannot run any more. Idempotent."""
         self._backend.close()
         self._reader.close()
+
+    def __reduce__(self) -> Any:
+        """A copy of a resident model, or a pickled one, is a plain model: there is no engine behind it."""
+        return (type(None), ())
 
     def __enter__(self) -> Engine:
         return self
@@ -240,12 +245,12 @@ def _plan_for_here(shape: ModelShape, here: Machine, demand: Demand, config: Off
 
 
 def _offloaded_bytes(skeleton: model.Skeleton) -> int:
-    """Counted from the model itself, not from the plan: a weight is offloaded if its sites hold no data."""
-    return sum(
-        weight.nbytes
-        for weight in skeleton.blocks.weights()
-        if all(site.module._parameters[site.attribute] is weight.meta for site in weight.sites)
-    )
+    return sum(weight.nbytes for weight in skeleton.blocks.weights() if _is_offloaded(weight))
+
+
+def _is_offloaded(weight: Weight) -> bool:
+    """Asked of the model itself, not of the plan: a weight is offloaded if its sites hold no data."""
+    return all(site.module._parameters[site.attribute] is weight.meta for site in weight.sites)
 
 
 def _carry_out(
@@ -257,14 +262,14 @@ def _carry_out(
     on_progress: Progress | None,
 ) -> Backend:
     moving = _moving(made, skeleton)
-    tables = [block for block in skeleton.blocks.moving if block.name in made.gathered]
-    elsewhere = {weight for weights in moving.values() for weight in weights} | {b.weights[0] for b in tables}
+    elsewhere = {weight for weights in moving.values() for weight in weights}
+    elsewhere |= {weight for block in skeleton.blocks.moving if block.name in made.gathered for weight in block.weights}
     _load_residents(skeleton, elsewhere, reader, on_progress)
+    # Whatever the backend, a table is looked up by rows: not even mapped is it worth to be touched as a whole.
+    moving = {block: weights for block, weights in moving.items() if block.kind != "embedding"}
     backend = _backend(made, moving, reader, metrics, config)
-    offloaded = [*tables, *(block for block in moving if block.table is not None and made.backend == "prefetch")]
-    for block in offloaded:
-        assert block.table is not None
-        if block.weights[0] in elsewhere:
+    for block in skeleton.blocks.moving:
+        if block.table is not None and block.weights[0] in elsewhere:
             RowTable(block.weights[0], block.table, reader, metrics).attach()
     backend.attach(skeleton.model)
     if elsewhere:
@@ -289,6 +294,8 @@ def _backend(
         arguments = {"reader": reader, "slots": made.slots}
     if name == "uva":
         arguments = {"paths": reader.paths}
+    if name == "resident":
+        arguments = {"tables": bool(made.gathered)}
     return backend_class(name)(list(moving), moving, metrics, **arguments)
 
 
@@ -311,7 +318,7 @@ def _load_residents(
     done = 0
     for start in range(0, len(reads), 16):
         some = reads[start : start + 16]
-        reader.submit(some, slab.address, "resident weights").wait()
+        reader.submit(some, slab.address, "resident weights", keep=slab).wait()
         done += sum(read.needed_bytes for read in some)
         if on_progress is not None:
             on_progress("loading weights", done, total)

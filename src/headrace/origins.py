@@ -5,7 +5,7 @@ Knows transformers' rules for names and conversions; does not know where weights
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ class Source:
     """(transformers' source pattern, tensor), in the order of the checkpoint's names."""
     converter: Any
     """transformers' WeightConverter, or None if the tensor is stored as the model holds it."""
+    first_target: str
+    """The name that the converter is called with: its own, or that of the first of several that it makes at once."""
 
 
 def trace(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, Source], list[str]]:
@@ -61,7 +63,19 @@ def trace(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, Source], list[s
             used[target] = by_pattern[pattern] if pattern is not None else None
         else:
             ignored.append(name)
-    return {target: Source(tuple(stored), used[target]) for target, stored in found.items()}, ignored
+    sources: dict[str, Source] = {}
+    for target, stored in found.items():
+        for made in _made_together(target, used[target]):
+            sources[made] = Source(tuple(stored), used[target], target)
+    return sources, ignored
+
+
+def _made_together(target: str, converter: Any) -> list[str]:
+    """All that `converter` makes of the tensors that are renamed to `target`: q, k and v of one matrix, say."""
+    if converter is None:
+        return [target]
+    first, *others = converter.target_patterns
+    return [target, *(target.replace(first, other) for other in others)]
 
 
 def _parts(source: Source) -> tuple[StoredTensor, ...] | None:
@@ -86,6 +100,18 @@ def _parts(source: Source) -> tuple[StoredTensor, ...] | None:
     if len(counts) != 1 or not counts.pop():
         return None
     return tuple(tensor for expert in zip(*by_pattern.values(), strict=True) for tensor in expert)
+
+
+def _shape_of(source: Source, parts: Sequence[StoredTensor]) -> tuple[int, ...] | None:
+    """The shape that `parts` have together, or None if they do not fit each other."""
+    if source.converter is None:
+        return parts[0].shape
+    count = len(source.converter.source_patterns)
+    experts = {tuple(part.shape for part in parts[start : start + count]) for start in range(0, len(parts), count)}
+    matrices = experts.pop()
+    if experts or not all(matrices) or len({shape[1:] for shape in matrices}) > 1:
+        return None
+    return (len(parts) // count, sum(shape[0] for shape in matrices), *matrices[0][1:])
 
 
 def untie_different(model: Any, checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
@@ -121,18 +147,17 @@ def collect_weights(
             missing.append(sites[0].name)
             continue
         parts = _parts(source) or ()
-        as_stored = parts and sum(part.nbytes for part in parts) == parameter.numel() * parameter.element_size()
-        if not (as_stored and all(TORCH_DTYPES[part.dtype] == parameter.dtype for part in parts)):
+        if parts and (shape := _shape_of(source, parts)) != tuple(parameter.shape):
+            wrong.append(f"{sites[0].name}: stored {shape or 'in several shapes'}, model {tuple(parameter.shape)}")
+        if any(TORCH_DTYPES.get(part.dtype) != parameter.dtype for part in parts):
             parts = ()
-        if source.converter is None and source.stored[0][1].shape != tuple(parameter.shape):
-            wrong.append(f"{sites[0].name}: stored {source.stored[0][1].shape}, model {tuple(parameter.shape)}")
         weight = Weight(tuple(sites), parameter, parts)
         weights[identity] = weight
         if not parts:
             target = next(site.name for site in sites if site.name in sources)
-            converters[weight.name] = _converter(model, checkpoint, target, source, parameter)
+            converters[weight.name] = _converter(directory, model, checkpoint, target, source, parameter)
     _check_matches(directory, missing, wrong)
-    _load_buffers(model, checkpoint, sources)
+    _load_buffers(directory, model, checkpoint, sources)
     return weights, converters
 
 
@@ -149,21 +174,35 @@ def _few(names: list[str]) -> list[str]:
 
 
 def _converter(
-    model: Any, checkpoint: Checkpoint, target: str, source: Source, parameter: nn.Parameter
+    directory: Path, model: Any, checkpoint: Checkpoint, target: str, source: Source, parameter: nn.Parameter
 ) -> Callable[[], torch.Tensor]:
+    """What makes the parameter. It raises ReadError, and TensorMismatch if the tensors do not give the parameter."""
+
+    def mismatch(reason: str) -> errors.TensorMismatch:
+        return errors.TensorMismatch(model=str(directory), reason=reason, names=[target])
+
     def convert() -> torch.Tensor:
         tensors = [(pattern, _read(checkpoint, tensor)) for pattern, tensor in source.stored]
         if source.converter is None:
-            return tensors[0][1].to(parameter.dtype)
+            return _own_memory(tensors[0][1], parameter)
         converter = deepcopy(source.converter)
         for (pattern, stored), (_, tensor) in zip(source.stored, tensors, strict=True):
-            converter.add_tensor(target, stored.name, pattern, tensor)
-        made = converter.convert(target, model=model, config=model.config)
-        value = made[target]
+            converter.add_tensor(source.first_target, stored.name, pattern, tensor)
+        try:
+            value = converter.convert(source.first_target, model=model, config=model.config)[target]
+        except Exception as error:  # whatever torch raises in the conversion
+            raise mismatch(f"transformers cannot convert what is stored: {error}") from error
         value = value[0] if isinstance(value, list) else value
-        return value.to(parameter.dtype)  # type: ignore[no-any-return]
+        if value.shape != parameter.shape:
+            raise mismatch(f"stored {tuple(value.shape)}, model {tuple(parameter.shape)}")
+        return _own_memory(value, parameter)
 
     return convert
+
+
+def _own_memory(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`tensor` in `like`'s dtype, out of the mapped file or of a larger tensor: torch aligns memory of its own."""
+    return tensor.to(like.dtype, memory_format=torch.contiguous_format, copy=True)
 
 
 def _read(checkpoint: Checkpoint, tensor: StoredTensor) -> torch.Tensor:
@@ -180,12 +219,16 @@ def _read(checkpoint: Checkpoint, tensor: StoredTensor) -> torch.Tensor:
         ) from None
 
 
-def _load_buffers(model: Any, checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
+def _load_buffers(directory: Path, model: Any, checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
     """Persistent buffers that the checkpoint holds; the others have the values their modules made."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for name, source in sources.items():
-        if name not in parameters and source.converter is None:
-            module = model.get_submodule(name.rpartition(".")[0])
-            attribute = name.rpartition(".")[2]
-            old = module._buffers[attribute]
-            module._buffers[attribute] = _read(checkpoint, source.stored[0][1]).to(old.dtype)
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    found = {name: source for name, source in sources.items() if name in buffers and source.converter is None}
+    wrong = [
+        f"{name}: stored {source.stored[0][1].shape}, model {tuple(buffers[name].shape)}"
+        for name, source in found.items()
+        if source.stored[0][1].shape != tuple(buffers[name].shape)
+    ]
+    _check_matches(directory, [], wrong)
+    for name, source in found.items():
+        module = model.get_submodule(name.rpartition(".")[0])
+        module._buffers[name.rpartition(".")[2]] = _own_memory(_read(checkpoint, source.stored[0][1]), buffers[name])

@@ -56,8 +56,9 @@ class Backend(ABC):
         """Device memory taken for moving weights: the ring."""
 
     def close(self) -> None:
-        """Stop moving; the weights stay meta tensors. Idempotent."""
-        self._closed = True
+        """Stop moving once the pass that runs is over; the weights stay meta tensors. Idempotent."""
+        with self._lock:
+            self._closed = True
 
     # --- wrapping -------------------------------------------------------------------------------------------------
 
@@ -93,11 +94,13 @@ class Backend(ABC):
             if self._closed:
                 raise errors.ClosedError()
             self.before(index)
-            start_s = time.perf_counter()
             try:
-                return forward(*args, **kwargs)
+                start_s = time.perf_counter()
+                try:
+                    return forward(*args, **kwargs)
+                finally:
+                    self.metrics.span(self.blocks[index].name, "run", start_s)
             finally:
-                self.metrics.span(self.blocks[index].name, "run", start_s)
                 self.after(index)
 
 
@@ -184,7 +187,7 @@ class RowTable:
             part = type(segment)(segment.file, segment.offset + offset, self.row_bytes)
             placements.append(Placement(part, offset))
         reads = coalesce(placements, self.reader.chunk_bytes)
-        ticket = self.reader.submit(reads, self._slab.address, f"{self.weight.name} rows", urgent=True)
+        ticket = self.reader.submit(reads, self._slab.address, f"{self.weight.name} rows", urgent=True, keep=self._slab)
         start_s = time.perf_counter()
         ticket.wait()
         self.metrics.add(gathered_rows=len(rows), stall_s=time.perf_counter() - start_s)

@@ -43,7 +43,7 @@ class PrefetchBackend(Backend):
         self.schedule = Schedule(len(self.blocks), min(slots, len(self.blocks)))
         self.slot_bytes = max(packing.nbytes for packing in self.packings)
         self._slabs = [Slab(self.slot_bytes) for _ in range(self.schedule.slots)]
-        self._tickets: list[Ticket | None] = [None] * self.schedule.slots
+        self._tickets: list[tuple[int, Ticket] | None] = [None] * self.schedule.slots  # block that is read, its reads
         self._views: dict[tuple[int, int], list[nn.Parameter]] = {}
         self._running: list[tuple[int, int | None]] = []  # block and slot, innermost last
         self._read_ahead()
@@ -57,19 +57,23 @@ class PrefetchBackend(Backend):
         if step is None:
             self._run_outside_the_ring(index)
             return
-        if step.missed:
-            self.metrics.add(slot_misses=1)
-            self._read(index, step.slot, urgent=True)
-        self._wait(index, step.slot)
-        self.packings[index].bind(self._parameters(index, step.slot))
-        self._running.append((index, step.slot))
+        try:
+            if step.missed or not self._holds(step.slot, index):
+                self.metrics.add(slot_misses=1)
+                self._read(index, step.slot, urgent=True)
+            self._wait(index, step.slot)
+            self.packings[index].bind(self._parameters(index, step.slot))
+            self._running.append((index, step.slot))
+        except BaseException:
+            self.schedule.done(step.slot)
+            self._unbind(index)
+            raise
         self.metrics.add(blocks_run=1)
 
     def after(self, index: int) -> None:
         running, slot = self._running.pop()
         assert running == index, f"block {index} is done, but {running} was running"
-        if all(block != index for block, _ in self._running):
-            self.packings[index].unbind()
+        self._unbind(index)
         if slot is not None:
             self.schedule.done(slot)
             if not self._closed:
@@ -78,22 +82,31 @@ class PrefetchBackend(Backend):
     def close(self) -> None:
         with self._lock:
             super().close()
-            for ticket in self._tickets:
-                if ticket is not None:
-                    ticket.cancel()
+            for entry in self._tickets:
+                if entry is not None:
+                    entry[1].cancel()
+
+    def _unbind(self, index: int) -> None:
+        if all(block != index for block, _ in self._running):
+            self.packings[index].unbind()
+
+    def _holds(self, slot: int, index: int) -> bool:
+        """Whether block `index` was read into `slot`: an interrupt may come between the schedule's tag and the read."""
+        entry = self._tickets[slot]
+        return entry is not None and entry[0] == index and not entry[1].cancelled
 
     def _wait(self, index: int, slot: int) -> None:
         """Wait for the slot's reads; on any failure the slot is given back empty, so that the next pass reads again."""
-        ticket = self._tickets[slot]
-        assert ticket is not None
-        assert self.schedule.owner(slot) == index
+        entry = self._tickets[slot]
+        assert entry is not None
+        assert self.schedule.owner(slot) == entry[0] == index
+        ticket = entry[1]
         if ticket.ready and not ticket.failed:
             return
         start_s = time.perf_counter()
         try:
             ticket.wait()
         except BaseException:
-            self.schedule.done(slot)
             self.schedule.lost(slot)
             ticket.cancel()
             raise
@@ -105,13 +118,13 @@ class PrefetchBackend(Backend):
             self._read(step.block, step.slot)
 
     def _read(self, index: int, slot: int, *, urgent: bool = False) -> None:
-        before = self._tickets[slot]
-        if before is not None and not before.ready:  # only after a jump: what was coming is not wanted any more
-            before.cancel()
-            before.wait_idle()
-        packing = self.packings[index]
-        address = self._slabs[slot].address
-        self._tickets[slot] = self.reader.submit(packing.reads, address, packing.block.name, urgent=urgent)
+        entry = self._tickets[slot]
+        if entry is not None and not entry[1].ready:  # only after a jump: what was coming is not wanted any more
+            entry[1].cancel()
+            entry[1].wait_idle()
+        packing, slab = self.packings[index], self._slabs[slot]
+        ticket = self.reader.submit(packing.reads, slab.address, packing.block.name, urgent=urgent, keep=slab)
+        self._tickets[slot] = (index, ticket)
 
     def _parameters(self, index: int, slot: int) -> list[nn.Parameter]:
         views = self._views.get((index, slot))
@@ -124,6 +137,6 @@ class PrefetchBackend(Backend):
         packing = self.packings[index]
         slab = Slab(packing.nbytes)
         self.metrics.add(overflow_slots=1, slot_misses=1, blocks_run=1)
-        self.reader.submit(packing.reads, slab.address, packing.block.name, urgent=True).wait()
+        self.reader.submit(packing.reads, slab.address, packing.block.name, urgent=True, keep=slab).wait()
         packing.bind(packing.parameters(slab))
         self._running.append((index, None))

@@ -84,6 +84,16 @@ class UvaBackend(Backend):
 
     def before(self, index: int) -> None:
         block = self.blocks[index]
+        try:
+            self._bring(block)
+        except BaseException:
+            if not self._depth.get(index):
+                self._give_back(block)
+            raise
+        self._depth[index] = self._depth.get(index, 0) + 1
+        self.metrics.add(blocks_run=1)
+
+    def _bring(self, block: Block) -> None:
         self._advise(block, mmap.MADV_WILLNEED)
         offsets, nbytes = self._layouts[block]
         slab = self._slab
@@ -96,17 +106,17 @@ class UvaBackend(Backend):
         for weight in self.weights[block]:
             if weight in self._parameters:
                 self._bind(block, weight, self._parameters[weight])
-        self._depth[index] = self._depth.get(index, 0) + 1
-        self.metrics.add(blocks_run=1)
 
     def after(self, index: int) -> None:
-        block = self.blocks[index]
         self._depth[index] -= 1
         if self._depth[index] == 0:
-            for weight in self.weights[block]:
-                self._bind(block, weight, weight.meta)
-            # Drops the pages from this process, not from the page cache: memory stays within the budget.
-            self._advise(block, mmap.MADV_DONTNEED)
+            self._give_back(self.blocks[index])
+
+    def _give_back(self, block: Block) -> None:
+        for weight in self.weights[block]:
+            self._bind(block, weight, weight.meta)
+        # Drops the pages from this process, not from the page cache: memory stays within the budget.
+        self._advise(block, mmap.MADV_DONTNEED)
 
     def _bind(self, block: Block, weight: Weight, parameter: nn.Parameter) -> None:
         for site in weight.sites_within(block.module):
@@ -126,10 +136,11 @@ class UvaBackend(Backend):
                 self._files[part.segment.file].advise(advice, part.segment.offset, part.nbytes)
 
     def close(self) -> None:
-        if not self._closed:
+        with self._lock:
             super().close()
-            self._parameters.clear()
-            self._files.clear()
+            if not any(self._depth.values()):  # else a block closes its own model: what it runs with must stay
+                self._parameters.clear()
+                self._files.clear()
 
 
 def check_mappable(paths: Mapping[str, Path]) -> None:

@@ -36,8 +36,10 @@ class Ticket:
     `wait_idle` has returned, no thread touches the target any more.
     """
 
-    def __init__(self, label: str, count: int) -> None:
+    def __init__(self, label: str, count: int, keep: object = None) -> None:
         self.label = label
+        self.keep = keep
+        """What owns the memory that is read into: it lives as long as a thread may still write there."""
         self._remaining = count
         self._error: errors.HeadraceError | None = None
         self._cancelled = False
@@ -51,6 +53,10 @@ class Ticket:
     @property
     def failed(self) -> bool:
         return self._error is not None
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
 
     @property
     def wanted(self) -> bool:
@@ -145,12 +151,20 @@ class DiskReader:
     def staging_bytes(self) -> int:
         return len(self._threads) * self.chunk_bytes
 
-    def submit(self, reads: Sequence[Read], target_address: int, label: str, *, urgent: bool = False) -> Ticket:
+    def submit(
+        self,
+        reads: Sequence[Read],
+        target_address: int,
+        label: str,
+        *,
+        urgent: bool = False,
+        keep: object = None,
+    ) -> Ticket:
         """Start `reads` into memory at `target_address`; `urgent` ones go before everything that is queued.
 
-        The caller keeps the target's memory alive until the ticket is idle.
+        The target's memory has to live until the ticket is idle: `keep` is what owns it, or the caller sees to that.
         """
-        ticket = Ticket(label, len(reads))
+        ticket = Ticket(label, len(reads), keep)
         work = [(ticket, read, target_address) for read in reads]
         with self._changed:
             if self._closed:
