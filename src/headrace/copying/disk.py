@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import errno
 import logging
-import mmap
 import os
 import threading
 import time
@@ -19,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace import errors
+from headrace.copying.slots import Slab
 from headrace.core import DIRECT_ALIGNMENT
 from headrace.metrics import Metrics
 from headrace.store import Read
@@ -195,15 +195,10 @@ class DiskReader:
         self._files.clear()
 
     def _serve(self) -> None:
-        with mmap.mmap(-1, self.chunk_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as staging:
-            anchor = ctypes.c_char.from_buffer(staging)
-            address, view = ctypes.addressof(anchor), memoryview(staging)
-            try:
-                while (work := self._next()) is not None:
-                    self._read(*work, view, address)
-            finally:
-                view.release()
-                del anchor
+        staging = Slab(self.chunk_bytes)
+        with staging.view() as view:
+            while (work := self._next()) is not None:
+                self._read(*work, view, staging.address)
 
     def _next(self) -> tuple[Ticket, Read, int] | None:
         with self._changed:
