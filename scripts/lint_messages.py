@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -147,7 +146,7 @@ def placeholders(template: str) -> set[str]:
 def lint_class(cls: type[HeadraceError], cli: CommandLine | None) -> Iterator[Fault]:
     """What is wrong with the words of one error class."""
     where = f"{cls.__module__}.{cls.__qualname__}"
-    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = set(cls.fields)
     try:
         used = placeholders(cls.template) | placeholders(cls.remedy)
     except ValueError as broken:
