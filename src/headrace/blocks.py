@@ -7,7 +7,7 @@ sites. Ties are found by identity, never by address: every meta tensor has the a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -85,8 +85,6 @@ class Blocks:
     moving: tuple[Block, ...]
     """In the order in which a pass runs them."""
     fixed: tuple[Weight, ...]
-    stack: tuple[str, ...] = field(default=())
-    """Names of the blocks of the main stack of layers, to which group rules apply."""
 
     def weights(self) -> Iterator[Weight]:
         for block in self.moving:

@@ -64,7 +64,8 @@ class ParamShape:
     """False if it must stay in device memory: stored in another dtype than it runs in, or not stored at all."""
 
 
-BlockKind = Literal["layer", "embedding", "head"]
+BlockKind = Literal["layer", "tower", "embedding", "head"]
+"""A layer belongs to the main stack, to which group rules apply; a tower is a layer of any other stack."""
 
 
 @dataclass(frozen=True, slots=True)

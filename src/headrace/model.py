@@ -18,7 +18,7 @@ from torch import nn
 
 from headrace import errors
 from headrace.blocks import Block, Blocks, Weight, find_stacks, named_sites
-from headrace.core import BlockShape, ModelShape, ParamShape
+from headrace.core import BlockKind, BlockShape, ModelShape, ParamShape
 from headrace.origins import TORCH_DTYPES, collect_weights, trace, untie_different
 from headrace.store import Checkpoint
 
@@ -216,16 +216,18 @@ def _cut(model: Any, weights: Mapping[int, Weight]) -> Blocks:
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     layers: list[Block] = []
     stacks = find_stacks(model)
+    main = max(
+        (stack for _, stack in stacks), key=lambda stack: sum(p.numel() for p in stack.parameters()), default=None
+    )
     for stack_name, stack in stacks:
         for index, module in enumerate(stack):
             own = _own_weights(module, weights, claimed)
             if own:
-                layers.append(Block(f"{stack_name}.{index}", module, own))
+                kind: BlockKind = "layer" if stack is main else "tower"
+                layers.append(Block(f"{stack_name}.{index}", module, own, kind))
     first, last = _table_and_head(model, table, head, weights, claimed)
     fixed = tuple(weight for identity, weight in weights.items() if identity not in claimed)
-    main = max(stacks, key=lambda stack: sum(p.numel() for p in stack[1].parameters()), default=None)
-    stack_names = tuple(block.name for block in layers if main and block.name.rpartition(".")[0] == main[0])
-    return Blocks((*first, *layers, *last), fixed, stack_names)
+    return Blocks((*first, *layers, *last), fixed)
 
 
 def _own_weights(module: nn.Module, weights: Mapping[int, Weight], claimed: set[int]) -> tuple[Weight, ...]:

@@ -268,12 +268,13 @@ def _assemble(
     choices: list[Choice],
 ) -> Plan:
     slots = min(slots, len(cut))
-    slot = slot_bytes(shape.blocks, cut) if slots else 0
+    streaming = [block for block in shape.blocks if not block.gathered]
+    slot = slot_bytes(streaming, {block.name: cut[block.name] for block in streaming if block.name in cut})
     tables = sum(block.nbytes for block in shape.blocks if block.name in gathered)
     moved = moved_bytes(shape.blocks, cut)
     read_tables = sum(block.nbytes for block in shape.blocks if block.gathered)
     # A ring with a slot for every block is filled once and never read again; of a table only rows are read.
-    streamed = moved_bytes([block for block in shape.blocks if not block.gathered], cut)
+    streamed = moved_bytes(streaming, cut)
     per_pass = streamed if not slots or slots < len(cut) else 0
     bound = Bound(
         compute_s=(shape.weight_bytes - read_tables) / machine.compute_bytes_per_s,
@@ -283,7 +284,7 @@ def _assemble(
     memory = MemoryPlan(
         baseline_bytes=demand.baseline_bytes,
         resident_bytes=shape.weight_bytes - tables - moved,
-        ring_bytes=slots * slot,
+        ring_bytes=max(1, slots) * slot,  # without a ring: the mapped pages of the block that runs
         staging_bytes=demand.staging_bytes,
         kv_bytes=_kv_bytes(shape, demand),
         working_bytes=_working_bytes(shape, demand),
