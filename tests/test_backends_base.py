@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from safetensors.torch import save_file
 from tiny_stacks import FailingReader, in_threads

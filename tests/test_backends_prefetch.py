@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from tiny_stacks import FailingReader, Streamed, hidden, in_threads, stream
 

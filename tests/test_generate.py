@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 from tiny_models import EOS, PAD, ids, plain, shared, write_tokenizer
 from transformers import AutoTokenizer

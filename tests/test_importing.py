@@ -14,10 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers")
-pytest.importorskip("gguf")
-
 import tiny_gguf
 import torch
 from safetensors import safe_open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -127,9 +128,10 @@ def test_the_fake_tree_is_written_as_the_kernel_writes_it() -> None:
 def test_memory_of_this_process() -> None:
     assert 5 * MIB < machine.resident_bytes() <= machine.peak_resident_bytes()
     before = machine.resident_bytes()
-    block = b"\1" * (64 * MIB)
-    assert 48 * MIB < machine.resident_bytes() - before < 80 * MIB
-    del block
+    # A mapping of its own: what the C library keeps free from tests before could serve any other allocation.
+    with mmap.mmap(-1, 64 * MIB) as block:
+        block[:] = b"\1" * len(block)
+        assert machine.resident_bytes() - before > 48 * MIB
     assert machine.peak_resident_bytes() >= before + 48 * MIB, "the peak remembers"
 
 
@@ -162,12 +164,10 @@ def test_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_compute_rate(dtype: str) -> None:
-    pytest.importorskip("torch")
     assert 1e6 < machine.measure_compute_bytes_per_s(dtype, nbytes=2 * MIB) < 1e13
 
 
 def test_the_compute_rate_is_the_median_without_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
     ends = [0, 0.5, 200, 201, 300, 304, 400, 402, 500, 503, 600, 605]  # half a second, then 1, 4, 2, 3 and 5
     clock = iter(ends)
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))

@@ -9,11 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("transformers")
-
 import huggingface_hub
+import pytest
 from huggingface_hub import errors as hub_errors
 
 from headrace import importing, sources

@@ -81,7 +81,8 @@ def test_an_empty_tensor_may_lie_between_any_two(tmp_path: Path, at: int) -> Non
 
 
 def test_the_fake_writer_writes_what_safetensors_reads(tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors")
+    import safetensors as library
+
     data = bytes_that_differ(16)
     path = write_by_hand(tmp_path / "m.safetensors", good(), data)
     assert {name: bytes(info["data"]) for name, info in library.deserialize(path.read_bytes())} == {
@@ -162,7 +163,8 @@ def test_a_header_that_lies(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", LIES)
 def test_what_the_library_refuses_is_what_we_refuse(tmp_path: Path, name: str) -> None:
     """All lies are lies to safetensors too, so that no file of its making is refused here."""
-    library = pytest.importorskip("safetensors")
+    import safetensors as library
+
     header, _ = lie(name)
     path = write_by_hand(tmp_path / "model.safetensors", header, bytes(16))
     with pytest.raises(library.SafetensorError), library.safe_open(path, "np"):
@@ -420,8 +422,9 @@ def stored_bytes(path: Path, tensor: StoredTensor) -> bytes:
 def test_files_of_the_library_are_read_as_it_reads_them(
     tmp_path_factory: pytest.TempPathFactory, described: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Any
 ) -> None:
-    numpy = pytest.importorskip("numpy")
-    library = pytest.importorskip("safetensors.numpy")
+    import numpy
+    import safetensors.numpy as library
+
     path = tmp_path_factory.mktemp("library") / "model.safetensors"
     saved = {
         name: numpy.frombuffer(bytes_that_differ(math.prod(shape) * numpy.dtype(dtype).itemsize, seed), "uint8")
@@ -441,8 +444,9 @@ def test_files_of_the_library_are_read_as_it_reads_them(
 
 @pytest.mark.slow
 def test_every_dtype_of_torch_that_we_know(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    library = pytest.importorskip("safetensors.torch")
+    import safetensors.torch as library
+    import torch
+
     known = {name: dtype for name, dtype in library._TYPES.items() if name in DTYPE_BITS}
     assert {"BF16", "F8_E4M3", "F8_E5M2", "U64", "C64"} <= set(known)
     saved = {name: torch.arange(6).reshape(2, 3).to(dtype) for name, dtype in known.items()}

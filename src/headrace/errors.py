@@ -306,7 +306,7 @@ class BudgetTooSmall(BudgetError):
     working_bytes: int
     template = (
         "A memory budget of {memory_bytes:size} is too small: the least that runs this is {needed_bytes:size} "
-        "(interpreter and libraries {baseline_bytes:size}, weights that cannot move {fixed_bytes:size}, "
+        "(interpreter and libraries {baseline_bytes:size}, weights that stay {fixed_bytes:size}, "
         "ring of slots {ring_bytes:size}, KV cache {kv_bytes:size}, activations and staging {working_bytes:size})."
     )
     remedy = "Use --memory {needed_bytes:flag} or more; fewer tokens (--max-tokens) make the KV cache smaller."
