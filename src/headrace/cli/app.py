@@ -5,7 +5,6 @@ Nothing heavy is imported here. A command is declared in one short function that
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -143,8 +142,6 @@ def _root(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` and return the exit code."""
-    # Imports make many objects that stay; looking through them again and again took a tenth of the start-up time.
-    gc.set_threshold(20_000)
     terminal.repair_streams()
     arguments, debug = _without_debug(sys.argv[1:] if argv is None else argv)
     try:
