@@ -38,7 +38,6 @@ class Weight:
     """On the meta device: dtype and shape, no data. It is what a site holds while the weight is not there."""
     parts: tuple[StoredTensor, ...]
     """The stored tensors whose bytes, one after the other, are the weight's; empty if it must be converted."""
-    is_buffer: bool = False
 
     @property
     def name(self) -> str:

@@ -25,12 +25,16 @@ IN_PLACE_ALIGNMENT = 16
 """Measured: float32 products differ in the last bits below it (docs/log.md), and are equal from it on."""
 
 
-class _MappedFile:
-    """A private mapping: the model could write to it without touching the file."""
+class MappedFile:
+    """A private mapping: the model could write to it without touching the file. Raises: ReadError."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=access)
+        except (OSError, ValueError) as error:  # ValueError: an empty file
+            raise errors.ReadError(file=str(path), offset=0, nbytes=0, reason=str(error)) from None
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
@@ -56,7 +60,7 @@ class UvaBackend(Backend):
     ) -> None:
         super().__init__(blocks, weights, metrics)
         files = {part.segment.file for block in blocks for weight in weights[block] for part in weight.parts}
-        self._files = {file: _MappedFile(paths[file]) for file in files}
+        self._files = {file: MappedFile(paths[file]) for file in files}
         copied = {block: [w for w in weights[block] if not self._in_place(w)] for block in blocks}
         self.copied_bytes = sum(weight.nbytes for some in copied.values() for weight in some)
         self._layouts = {block: layout(weight.nbytes for weight in copied[block]) for block in blocks}
@@ -141,12 +145,3 @@ class UvaBackend(Backend):
             if not any(self._depth.values()):  # else a block closes its own model: what it runs with must stay
                 self._parameters.clear()
                 self._files.clear()
-
-
-def check_mappable(paths: Mapping[str, Path]) -> None:
-    """Raises: ReadError for a file that cannot be mapped."""
-    for path in paths.values():
-        try:
-            _MappedFile(path)
-        except (OSError, ValueError) as error:
-            raise errors.ReadError(file=str(path), offset=0, nbytes=path.stat().st_size, reason=str(error)) from None
