@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from headrace.core import BlockKind, StoredTensor
+from headrace.store import Placement
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +56,12 @@ class Weight:
         """Put `parameter` at every site, or only at those inside of `within`."""
         for site in self.sites if within is None else self.sites_within(within):
             site.bind(parameter)
+
+    def placements(self, target_offset: int) -> Iterator[Placement]:
+        """Where the bytes of each part go so that the whole weight lies at `target_offset`."""
+        for part in self.parts:
+            yield Placement(part.segment, target_offset)
+            target_offset += part.nbytes
 
     def sites_within(self, module: nn.Module) -> list[Site]:
         inside = set(module.modules())

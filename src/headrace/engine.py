@@ -166,7 +166,7 @@ class Engine:
                 on_plan(made)
             if made.backend == "resident":  # memory is not scarce: as fast as any other program
                 machine.tune_allocator(return_memory=False)
-            backend = _carry_out(made, skeleton, reader, metrics, config, on_progress)
+            backend = _carry_out(made, skeleton, reader, metrics, on_progress)
         except BaseException:
             reader.close()
             raise
@@ -258,7 +258,6 @@ def _carry_out(
     skeleton: model.Skeleton,
     reader: DiskReader,
     metrics: Metrics,
-    config: OffloadConfig,
     on_progress: Progress | None,
 ) -> Backend:
     moving = _moving(made, skeleton)
@@ -267,7 +266,7 @@ def _carry_out(
     _load_residents(skeleton, elsewhere, reader, on_progress)
     # Whatever the backend, a table is looked up by rows: not even mapped is it worth to be touched as a whole.
     moving = {block: weights for block, weights in moving.items() if block.kind != "embedding"}
-    backend = _backend(made, moving, reader, metrics, config)
+    backend = _backend(made, moving, reader, metrics)
     for block in skeleton.blocks.moving:
         if block.table is not None and block.weights[0] in elsewhere:
             RowTable(block.weights[0], block.table, reader, metrics).attach()
@@ -285,9 +284,7 @@ def _moving(made: Plan, skeleton: model.Skeleton) -> dict[Block, Sequence[Weight
     }
 
 
-def _backend(
-    made: Plan, moving: Mapping[Block, Sequence[Weight]], reader: DiskReader, metrics: Metrics, config: OffloadConfig
-) -> Backend:
+def _backend(made: Plan, moving: Mapping[Block, Sequence[Weight]], reader: DiskReader, metrics: Metrics) -> Backend:
     name = made.backend if moving or made.backend == "uva" else "resident"
     arguments: dict[str, Any] = {}
     if name == "prefetch":
@@ -307,12 +304,10 @@ def _load_residents(
     plain = [weight for weight in resident if weight.movable]
     offsets, nbytes = store.layout(weight.nbytes for weight in plain)
     slab = Slab(nbytes)
-    placements = []
+    placements: list[store.Placement] = []
     for weight, offset in zip(plain, offsets, strict=True):
         weight.bind(nn.Parameter(tensor_view(slab.bytes, offset, weight.meta), requires_grad=False))
-        for part in weight.parts:
-            placements.append(store.Placement(part.segment, offset))
-            offset += part.nbytes
+        placements.extend(weight.placements(offset))
     reads = store.coalesce(placements, reader.chunk_bytes)
     total = sum(read.needed_bytes for read in reads)
     done = 0

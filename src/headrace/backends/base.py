@@ -39,7 +39,6 @@ class Backend(ABC):
         self.weights = {block: tuple(weights[block]) for block in blocks}
         self.metrics = metrics
         self._lock = threading.RLock()
-        self._wrapped: list[nn.Module] = []
         self._closed = False
 
     @abstractmethod
@@ -65,20 +64,9 @@ class Backend(ABC):
     def attach(self, root: nn.Module) -> None:
         """Wrap the forward of every block, and of `root` for the length of a pass."""
         for index, block in enumerate(self.blocks):
-            self._wrap(block.module, functools.partial(self._run_block, index))
+            wrap_forward(block.module, functools.partial(self._run_block, index))
         if all(block.module is not root for block in self.blocks):
-            self._wrap(root, self._run_pass)
-
-    def _wrap(self, module: nn.Module, run: Callable[..., Any]) -> None:
-        # forward itself and not a hook: torch's always_call hooks do not run after a KeyboardInterrupt.
-        forward = module.forward
-
-        @functools.wraps(forward)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return run(forward, *args, **kwargs)
-
-        module.forward = wrapped
-        self._wrapped.append(module)
+            wrap_forward(root, self._run_pass)
 
     def _run_pass(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
@@ -104,6 +92,18 @@ class Backend(ABC):
                 self.after(index)
 
 
+def wrap_forward(module: nn.Module, run: Callable[..., Any]) -> None:
+    """Make `module.forward` call `run` with the forward it had and the call's arguments."""
+    # forward itself and not a hook: torch's always_call hooks do not run after a KeyboardInterrupt.
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return run(forward, *args, **kwargs)
+
+    module.forward = wrapped
+
+
 class Packing:
     """How one block's weights lie in a slab, and the reads that bring them there."""
 
@@ -111,14 +111,10 @@ class Packing:
         self.block = block
         self.weights = tuple(weights)
         self.offsets, self.nbytes = layout(weight.nbytes for weight in weights)
-        self.reads: tuple[Read, ...] = coalesce(list(self._placements()), chunk_bytes)
+        placed = zip(self.weights, self.offsets, strict=True)
+        placements = [placement for weight, offset in placed for placement in weight.placements(offset)]
+        self.reads: tuple[Read, ...] = coalesce(placements, chunk_bytes)
         self._sites = [(weight, weight.sites_within(block.module)) for weight in weights]
-
-    def _placements(self) -> Any:
-        for weight, offset in zip(self.weights, self.offsets, strict=True):
-            for part in weight.parts:
-                yield Placement(part.segment, offset)
-                offset += part.nbytes
 
     def parameters(self, slab: Slab) -> list[nn.Parameter]:
         """Parameters that are views of `slab`: built once per slot and block, bound in microseconds."""
@@ -159,22 +155,19 @@ class RowTable:
         self._lock = threading.RLock()
 
     def attach(self) -> None:
-        forward = self.module.forward
+        wrap_forward(self.module, self._run)
 
-        @functools.wraps(forward)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with self._lock:
-                try:
-                    self._fetch(args[0] if args else next(iter(kwargs.values())))
-                    for site in self._sites:
-                        site.bind(self._parameter)
-                    return forward(*args, **kwargs)
-                finally:
-                    for site in self._sites:
-                        site.bind(self.weight.meta)
-                    self._slab.discard()
-
-        self.module.forward = wrapped
+    def _run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            try:
+                self._fetch(args[0] if args else next(iter(kwargs.values())))
+                for site in self._sites:
+                    site.bind(self._parameter)
+                return forward(*args, **kwargs)
+            finally:
+                for site in self._sites:
+                    site.bind(self.weight.meta)
+                self._slab.discard()
 
     def _fetch(self, indices: torch.Tensor) -> None:
         rows = torch.unique(indices.detach()).tolist()

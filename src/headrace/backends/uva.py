@@ -73,6 +73,8 @@ class UvaBackend(Backend):
             for weight in weights[block]
             if self._in_place(weight)
         }
+        # Looked up once: it means walking the block's modules, and binding happens twice per run and weight.
+        self._sites = {weight: weight.sites_within(block.module) for block in blocks for weight in weights[block]}
         self._depth: dict[int, int] = {}
 
     @property
@@ -106,10 +108,10 @@ class UvaBackend(Backend):
             self.metrics.add(overflow_slots=1)
         for weight, offset in zip(self._copied[block], offsets, strict=True):
             assert slab is not None
-            self._bind(block, weight, self._copy(weight, slab, offset))
+            self._bind(weight, self._copy(weight, slab, offset))
         for weight in self.weights[block]:
             if weight in self._parameters:
-                self._bind(block, weight, self._parameters[weight])
+                self._bind(weight, self._parameters[weight])
 
     def after(self, index: int) -> None:
         self._depth[index] -= 1
@@ -118,12 +120,12 @@ class UvaBackend(Backend):
 
     def _give_back(self, block: Block) -> None:
         for weight in self.weights[block]:
-            self._bind(block, weight, weight.meta)
+            self._bind(weight, weight.meta)
         # Drops the pages from this process, not from the page cache: memory stays within the budget.
         self._advise(block, mmap.MADV_DONTNEED)
 
-    def _bind(self, block: Block, weight: Weight, parameter: nn.Parameter) -> None:
-        for site in weight.sites_within(block.module):
+    def _bind(self, weight: Weight, parameter: nn.Parameter) -> None:
+        for site in self._sites[weight]:
             site.bind(parameter)
 
     def _copy(self, weight: Weight, slab: Slab, offset: int) -> nn.Parameter:
