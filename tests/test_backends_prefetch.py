@@ -47,7 +47,7 @@ def test_every_number_of_blocks_and_slots_gives_the_same_bits(opened: Open, coun
     assert streamed.counters().slot_misses == 0
     assert streamed.counters().blocks_run == 3 * count
     assert streamed.counters().read_bytes >= streamed.offloaded_bytes
-    assert len(streamed.backend._slabs) == min(slots, count)
+    assert len(streamed.backend.ring.slots) == min(slots, count)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
@@ -462,7 +462,7 @@ def test_memory_that_is_read_into_outlives_a_model_that_is_forgotten(tmp_path: P
     gc.disable()
     try:
         streamed = stream(tmp_path, "prefetch", 1, slots=1, reader=Reader)
-        slab_ref.append(weakref.ref(streamed.backend._slabs[0]))
+        slab_ref.append(weakref.ref(streamed.backend.ring.slots[0]))
         reader = streamed.reader
         del streamed
         go.set()

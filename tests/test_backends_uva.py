@@ -33,7 +33,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     yield open_stack
     for streamed in made:
         streamed.check()
-        assert not any(streamed.backend._depth.values())
+        assert not streamed.backend._bound
         streamed.close()
 
 

@@ -97,7 +97,7 @@ def meta_bytes(model: Any) -> int:
 
 
 def wait_idle(engine: Engine) -> None:
-    for entry in getattr(engine._backend, "_tickets", []):
+    for entry in getattr(engine._backend, "_deliveries", []):
         entry[1].wait_idle()
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from headrace.cli import show
 from headrace.core import Bound, Choice, MemoryPlan, Plan
-from headrace.engine import Report
+from headrace.reports import Report
 from headrace.generate import Answer
 from headrace.metrics import Counters
 

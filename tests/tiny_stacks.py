@@ -88,7 +88,7 @@ class Streamed:
 
     def wait_idle(self) -> None:
         """Until nothing is read ahead any more."""
-        for entry in self.backend._tickets:
+        for entry in self.backend._deliveries:
             if entry is not None:
                 entry[1].wait_idle()
 

@@ -12,25 +12,30 @@ if TYPE_CHECKING:
     from headrace.config import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
     from headrace.engine import load, report
     from headrace.errors import HeadraceError
+    from headrace.offloading import Handle, offload
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Handle",
     "HeadraceError",
     "OffloadConfig",
     "PrefetchOffloadConfig",
     "UVAOffloadConfig",
     "__version__",
     "load",
+    "offload",
     "report",
 ]
 
 _HOMES = {
+    "Handle": "headrace.offloading",
     "HeadraceError": "headrace.errors",
     "OffloadConfig": "headrace.config",
     "PrefetchOffloadConfig": "headrace.config",
     "UVAOffloadConfig": "headrace.config",
     "load": "headrace.engine",
+    "offload": "headrace.offloading",
     "report": "headrace.engine",
 }
 

@@ -31,6 +31,22 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """One way in which sites see the bytes of a weight: a dtype, a shape, strides, a place."""
+
+    sites: tuple[Site, ...]
+    meta: nn.Parameter
+    """On the meta device: no data. It is what the sites hold while the weight is not there."""
+    offset: int = 0
+    """In bytes, from where the weight begins."""
+
+    @property
+    def end(self) -> int:
+        """The byte after the last one that is seen."""
+        return self.offset + span_bytes(self.meta)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Weight:
     """A parameter with everything needed to bring it from the checkpoint."""
 
@@ -39,33 +55,48 @@ class Weight:
     """On the meta device: dtype and shape, no data. It is what a site holds while the weight is not there."""
     parts: tuple[StoredTensor, ...]
     """The stored tensors whose bytes, one after the other, are the weight's; empty if it must be converted."""
+    aliases: tuple[Form, ...] = ()
+    """Parameters that lie in the same memory but are seen otherwise: a slice, a transpose, another dtype."""
+    offset: int = 0
+    """Of the first form in the weight's bytes; not 0 only where an alias begins before it."""
 
     @property
     def name(self) -> str:
         return self.sites[0].name
 
     @property
+    def forms(self) -> tuple[Form, ...]:
+        return (Form(self.sites, self.meta, self.offset), *self.aliases)
+
+    @property
     def nbytes(self) -> int:
-        return self.meta.numel() * self.meta.element_size()
+        return max(form.end for form in self.forms)
 
     @property
     def movable(self) -> bool:
         return bool(self.parts)
 
-    def bind(self, parameter: nn.Parameter, within: nn.Module | None = None) -> None:
-        """Put `parameter` at every site, or only at those inside of `within`."""
-        for site in self.sites if within is None else self.sites_within(within):
+    def bind(self, parameter: nn.Parameter) -> None:
+        """Put `parameter` at every site."""
+        for site in self.sites:
             site.bind(parameter)
+
+    def parameters(self, memory: torch.Tensor, offset: int) -> list[nn.Parameter]:
+        """One parameter per form, views of `memory` (1-d uint8) in which the weight lies at `offset`.
+
+        They do not share their version counter with `memory`: what is copied there is not seen as a change.
+        """
+        with torch.inference_mode(False):  # else their versions could not be asked for
+            return [
+                nn.Parameter(tensor_view(memory, offset + form.offset, form.meta).data, requires_grad=False)
+                for form in self.forms
+            ]
 
     def placements(self, target_offset: int) -> Iterator[Placement]:
         """Where the bytes of each part go so that the whole weight lies at `target_offset`."""
         for part in self.parts:
             yield Placement(part.segment, target_offset)
             target_offset += part.nbytes
-
-    def sites_within(self, module: nn.Module) -> list[Site]:
-        inside = set(module.modules())
-        return [site for site in self.sites if site.module in inside]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,9 +154,15 @@ def named_sites(model: nn.Module) -> dict[int, list[Site]]:
     return sites
 
 
+def span_bytes(tensor: torch.Tensor) -> int:
+    """From the first byte of `tensor` to its last; more than its elements take if it skips some."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+
+
 def tensor_view(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of `like`'s dtype and shape over the bytes of `buffer` (1-d uint8) from `offset` on."""
-    nbytes = like.numel() * like.element_size()
-    if like.dim() == 0 or nbytes == 0:
-        return buffer[offset : offset + nbytes].view(like.dtype).reshape(like.shape)
-    return buffer[offset : offset + nbytes].view(like.dtype).view(like.shape)
+    """A tensor of `like`'s dtype, shape and strides over the bytes of `buffer` (1-d uint8) from `offset` on."""
+    flat = buffer[offset : offset + span_bytes(like)].view(like.dtype)
+    return flat.view(like.shape) if like.is_contiguous() else flat.as_strided(like.shape, like.stride())

@@ -162,3 +162,19 @@ def _fewest(blocks: Sequence[BlockShape], largest: Sequence[Subset], excess_byte
         blocks[index].name: tuple(blocks[index].params[member].name for member in chosen[index].members)
         for index in sorted(chosen)
     }
+
+
+def spread(sizes: Sequence[int], budget_bytes: int) -> list[bool]:
+    """For each of these blocks whether it has to live one tier down, so that the others fit into the budget.
+
+    Those that do are spread over the pass as evenly as their sizes allow: the slow link works all the time.
+    """
+    excess = sum(sizes) - budget_bytes
+    if excess <= 0:
+        return [False] * len(sizes)
+    total, seen, moved, away = sum(sizes), 0, 0, []
+    for size in sizes:
+        seen += size
+        away.append(moved * total < excess * seen and size > 0)
+        moved += size if away[-1] else 0
+    return away

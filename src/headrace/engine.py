@@ -14,15 +14,16 @@ from torch import nn
 from headrace import machine, model, sources, store
 from headrace.backends import backend_class
 from headrace.backends.base import Backend, RowTable
-from headrace.backends.guard import guard
+from headrace.backends.guard import guard, put_away
 from headrace.blocks import Block, Weight, tensor_view
 from headrace.config import OffloadConfig, parse_size
 from headrace.copying.disk import CHUNK_BYTES, READER_THREADS, DiskReader, measure_bytes_per_s
 from headrace.copying.slots import Slab
-from headrace.core import Bound, Link, Machine, ModelShape, Plan, Tier
+from headrace.core import Link, Machine, ModelShape, Plan, Tier
 from headrace.errors import BudgetBeyondMemory, BudgetTooSmall, NotEnoughMemory, NotLoadedHere
-from headrace.metrics import Counters, Metrics
+from headrace.metrics import Metrics
 from headrace.planner import Demand, memory_for_share, plan
+from headrace.reports import Report
 
 Progress = Callable[[str, int, int], None]
 """What is going on, how much of it is done, how much there is; bytes."""
@@ -41,52 +42,6 @@ MEMORY_SHARE = 0.9
 BASELINE_SPREAD_BYTES = 8 * 2**20
 """Interpreter and libraries take some MiB more in one process than in the next: 3 were seen. A budget that an error
 names has to work in the next one."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Report:
-    """What was asked for and what was done, in bytes; tied weights are counted once."""
-
-    backend: str
-    requested_bytes: int | None
-    """The memory budget; None if none was given."""
-    resident_bytes: int
-    """Weights that stay in memory, and buffers."""
-    offloaded_bytes: int
-    """Weights that live on disk."""
-    looked_up_bytes: int
-    """Part of the offloaded: tables of which only rows are read."""
-    ring_bytes: int
-    """Allocated for blocks that move."""
-    staging_bytes: int
-    buffer_bytes: int
-    """Part of the resident ones."""
-    net_saving_bytes: int
-    """Offloaded minus ring: what offloading really saves."""
-    peak_memory_bytes: int
-    """Largest resident set of the process so far."""
-    counters: Counters
-    plan: Plan
-    fallbacks: tuple[str, ...]
-
-    @property
-    def bound(self) -> Bound:
-        """The plan's bound, with the disk's rate of this run where it was faster than the probe before it."""
-        counters = self.counters
-        seen = counters.read_bytes / counters.busy_s if counters.busy_s > 0 else 0.0
-        planned = self.plan.bound
-        return dataclasses.replace(planned, link_bytes_per_s=max(planned.link_bytes_per_s, seen))
-
-    @property
-    def read_bytes_per_pass(self) -> float:
-        return self.counters.read_bytes / self.counters.passes if self.counters.passes else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain data, with both bounds: the planned one and the one of this run."""
-        data = dataclasses.asdict(self)
-        data["plan"]["bound"] = self.plan.bound.to_json()
-        data["plan"]["memory"]["total_bytes"] = self.plan.memory.total_bytes
-        return data | {"bound": self.bound.to_json(), "read_bytes_per_pass": self.read_bytes_per_pass}
 
 
 class Engine:
@@ -110,7 +65,7 @@ class Engine:
         self._skeleton = skeleton
         self._backend = backend
         self._reader = reader
-        weakref.finalize(self, reader.close)
+        weakref.finalize(self.model, reader.close)  # not of self: a model in use outlives it
 
     @classmethod
     def open(
@@ -189,6 +144,7 @@ class Engine:
             looked_up_bytes=looked_up,
             ring_bytes=ring,
             staging_bytes=self._reader.staging_bytes,
+            host_bytes=0,
             buffer_bytes=buffers,
             net_saving_bytes=offloaded - ring,
             peak_memory_bytes=machine.peak_resident_bytes(),
@@ -272,6 +228,7 @@ def _carry_out(
             RowTable(block.weights[0], block.table, reader, metrics).attach()
     backend.attach(skeleton.model)
     if elsewhere:
+        put_away(elsewhere, torch.device("cpu"))
         guard(skeleton.model)
     return backend
 

@@ -2,17 +2,22 @@
 
     HeadraceError
     ├── UserError (also a ValueError)      what was asked for cannot be done as asked
+    │   ├── CannotOffload                  a module without blocks, or already offloaded
     │   ├── ConfigError                    a flag, a field, a size
     │   ├── ModelNotFound ...              a path or a hub id
     │   └── BudgetError                    the memory asked for does not hold what was asked for
     ├── CheckpointError                    the files are not what a checkpoint should be
     ├── ReadError (also an OSError)        a read failed while weights were moving
     ├── WriteError (also an OSError)       an import could not be written
+    ├── SpillFailed (also an OSError)      the file for weights without a checkpoint could not be written
     ├── NotWritable (also an OSError)      the cache for imports cannot be written
     ├── OutputFailed (also an OSError)     an answer or a trace could not be written
     ├── MissingPackage (also an ImportError)
     ├── DemoFailed                         the demo's two runs disagree
     ├── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
+    ├── WeightChanged (also a RuntimeError)    a block wrote to a weight that is only lent to it
+    ├── GradientsNeeded (also a RuntimeError)  a backward pass through weights that move
+    ├── CannotCapture (also a RuntimeError)    a graph of what comes from disk
     └── ClosedError (also a RuntimeError)  a model was used after its engine was closed
 
 Each class is a record: its annotated fields are the facts, `template` and `remedy` are filled from them with
@@ -125,6 +130,19 @@ class UserError(HeadraceError, ValueError):
 
 class ConfigError(UserError):
     """A flag or a config field has a value that cannot be used."""
+
+
+class CannotOffload(UserError):
+    """The module given to offload() has nothing that can move, or not as asked."""
+
+    reason: str
+    suggestion: str
+    template = "This module cannot be offloaded as asked: {reason}."
+    remedy = "{suggestion}"
+    example = {
+        "reason": "it has no list of blocks named 'layer'",
+        "suggestion": "Its lists are: layers, encoder.layers. Name one of them, or pass the blocks themselves.",
+    }
 
 
 class InvalidSize(ConfigError):
@@ -321,6 +339,29 @@ class BudgetTooSmall(BudgetError):
     }
 
 
+class ModuleBudgetTooSmall(BudgetError):
+    """Even with everything that can move elsewhere, the module does not fit into the budget given to offload()."""
+
+    memory_bytes: int
+    needed_bytes: int
+    fixed_bytes: int
+    ring_bytes: int
+    staging_bytes: int
+    template = (
+        "A memory budget of {memory_bytes:size} is too small: the least that runs this module is {needed_bytes:size} "
+        "(weights and buffers that stay {fixed_bytes:size}, ring of slots {ring_bytes:size}, "
+        "staging {staging_bytes:size})."
+    )
+    remedy = "Use memory='{needed_bytes:flag}' or more; smaller blocks (blocks=) need a smaller ring."
+    example = {
+        "memory_bytes": 2**20,
+        "needed_bytes": 2**24,
+        "fixed_bytes": 2**22,
+        "ring_bytes": 2**22,
+        "staging_bytes": 2**23,
+    }
+
+
 class BudgetBeyondMemory(BudgetError):
     """What was planned for a generous budget does not fit into what this process can have; a smaller budget does."""
 
@@ -499,6 +540,21 @@ class WriteError(HeadraceError, OSError):
     exit_code = 1
 
 
+class SpillFailed(HeadraceError, OSError):
+    """The file for weights that have no checkpoint could not be written; the module is as it was."""
+
+    directory: str
+    needed_bytes: int
+    free_bytes: int
+    reason: str
+    template = (
+        "Weights could not be spilled to {directory!r}: {reason} (needed {needed_bytes:size}, free {free_bytes:size})."
+    )
+    remedy = "Free some space, or name another directory with TMPDIR=/path/with/room. The module is as it was before."
+    example = {"directory": "/var/tmp", "needed_bytes": 2**30, "free_bytes": 2**20, "reason": "No space left on device"}
+    exit_code = 1
+
+
 class NotWritable(HeadraceError, OSError):
     """The cache for imported models cannot be written."""
 
@@ -552,9 +608,45 @@ class OffloadedWeightsError(HeadraceError, RuntimeError):
     action: str
     count: int
     names: Sequence[str]
-    template = "{action} is not possible: {count} weights of this model live on disk ({names:list})."
-    remedy = "Copy the checkpoint directory instead, or load the model with everything resident (a larger memory=)."
+    template = "{action} is not possible: the data of {names:list} is offloaded and not in memory ({count} in all)."
+    remedy = (
+        "Close what offload() gave, which brings the weights back; of a model from load(), copy the checkpoint "
+        "directory instead, or load it with everything resident (a larger memory=)."
+    )
     example = {"action": "state_dict()", "count": 3, "names": ["model.layers.0.mlp.up_proj.weight"]}
+    exit_code = 1
+
+
+class WeightChanged(HeadraceError, RuntimeError):
+    """A block wrote to one of its own weights, and what moves is read again from where it came."""
+
+    name: str
+    template = "{name} was changed in place while its block ran, but it is a copy that is dropped after each run."
+    remedy = "Close the offloaded module, change the weight and offload it again, or let this weight stay in memory."
+    example = {"name": "layers.3.weight"}
+    exit_code = 1
+
+
+class GradientsNeeded(HeadraceError, RuntimeError):
+    """Autograd recorded a run of a block whose weights move."""
+
+    block: str
+    template = (
+        "The output of {block} is part of an autograd graph, and the weights that a backward pass would need are gone "
+        "by then."
+    )
+    remedy = "Run it under torch.inference_mode() or torch.no_grad(): offloaded modules are for inference."
+    example = {"block": "layers.3"}
+    exit_code = 1
+
+
+class CannotCapture(HeadraceError, RuntimeError):
+    """A graph was to be captured of a block that comes from disk."""
+
+    block: str
+    template = "A graph cannot be captured: {block} is read from disk, which a replay would not do."
+    remedy = "Give the module enough host memory for everything that is offloaded (host_memory=), or run it eagerly."
+    example = {"block": "layers.3"}
     exit_code = 1
 
 

@@ -29,8 +29,46 @@ class Counters:
     """Blocks that were not where the schedule expected them and were read on the spot."""
     overflow_slots: int = 0
     """Blocks that ran while every slot was in use (nested blocks) and got a slab of their own for that call."""
+    copies: int = 0
+    """Packed copies from host to device."""
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+    """Time with a copy under way, as the device has measured it."""
+    device_stall_s: float = 0.0
+    """Time the device waited for a copy before it could run a block, as it has measured it."""
     gathered_rows: int = 0
     read_errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What moved and what of that was hidden behind computing; a snapshot."""
+
+    passes: int
+    blocks_run: int
+    read_bytes: int
+    """From disk."""
+    copied_bytes: int
+    """From host to device."""
+    moving_s: float
+    """Time in which bytes were on their way: reads, or copies where nothing is read."""
+    stall_s: float
+    """Time in which computing waited for them."""
+    slot_misses: int
+    """Blocks that were not where the cycle expects them: a layer skipped or repeated, a pass aborted."""
+    read_errors: int
+
+    @property
+    def moved_bytes(self) -> int:
+        """From where the weights live: what the slowest link carries."""
+        return self.read_bytes or self.copied_bytes
+
+    @property
+    def hidden_fraction(self) -> float | None:
+        """Share of the moving time that computing did not wait for; None if nothing has moved."""
+        if self.moving_s <= 0:
+            return None
+        return min(1.0, max(0.0, 1 - self.stall_s / self.moving_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +138,20 @@ class Metrics:
             if self._reads_in_flight:
                 copy.busy_s += time.perf_counter() - self._busy_since_s
             return copy
+
+    def statistics(self) -> Statistics:
+        """The counters as users want them."""
+        now = self.counters()
+        return Statistics(
+            passes=now.passes,
+            blocks_run=now.blocks_run,
+            read_bytes=now.read_bytes,
+            copied_bytes=now.copied_bytes,
+            moving_s=now.busy_s if now.reads else now.copy_s,
+            stall_s=now.stall_s + now.device_stall_s,
+            slot_misses=now.slot_misses,
+            read_errors=now.read_errors,
+        )
 
     def reset(self) -> None:
         """Start counting from zero; spans are kept."""

@@ -63,6 +63,12 @@ class Schedule:
         self._users[slot] += 1
         return RunStep(block, slot, missed)
 
+    def forget(self) -> None:
+        """What the slots hold is not known any more: the next pass begins as the first one did. None is in use."""
+        assert not any(self._users), f"slots are in use: {self._users}"
+        self._owners = [None] * self.slots
+        self._position = self.blocks - 1
+
     def done(self, slot: int) -> None:
         """The block in `slot` has run; a re-entered block is done as often as it was started."""
         assert self._users[slot] > 0, f"slot {slot} is not in use"
@@ -72,14 +78,17 @@ class Schedule:
         """What was read into `slot` cannot be used."""
         self._owners[slot] = None
 
-    def ahead(self) -> list[ReadStep]:
-        """The reads that bring the blocks expected next into all slots not in use, nearest first."""
+    def ahead(self, *, within_pass: bool = False) -> list[ReadStep]:
+        """The reads that bring the blocks expected next into all slots not in use, nearest first.
+
+        `within_pass`: those that this pass still runs, none for the next one.
+        """
         free = [slot for slot in range(self.slots) if not self._users[slot]]
         in_use = {self._owners[slot] for slot in range(self.slots) if self._users[slot]}
         wanted: list[int] = []
         for distance in range(1, self.blocks + 1):
             block = (self._position + distance) % self.blocks
-            if len(wanted) == len(free):
+            if len(wanted) == len(free) or (within_pass and self._position + distance >= self.blocks):
                 break
             if block not in in_use:
                 wanted.append(block)

@@ -6,6 +6,7 @@ which forgets to ask for them fails loudly instead of computing with what happen
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -15,13 +16,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from headrace import errors
 from headrace.blocks import Block, Weight, tensor_view
 from headrace.copying.disk import DiskReader
 from headrace.copying.slots import Slab
 from headrace.metrics import Metrics
-from headrace.store import Placement, Read, coalesce, layout
+from headrace.store import Placement, coalesce
 
 
 class Backend(ABC):
@@ -40,6 +42,9 @@ class Backend(ABC):
         self.metrics = metrics
         self._lock = threading.RLock()
         self._closed = False
+        self._passes = 0
+        self._inside = 0
+        self._forwards: list[Callable[[], None]] = []
 
     @abstractmethod
     def before(self, index: int) -> None:
@@ -59,79 +64,111 @@ class Backend(ABC):
         with self._lock:
             self._closed = True
 
+    @property
+    def host_bytes(self) -> int:
+        """Host memory taken on behalf of a device that is not the host."""
+        return 0
+
+    @property
+    def running(self) -> bool:
+        """Whether a pass or a block is under way. Ask it while `exclusive`."""
+        return bool(self._passes or self._inside)
+
+    def exclusive(self) -> contextlib.AbstractContextManager[Any]:
+        """No other thread is inside of the model while this is held."""
+        return self._lock
+
+    def begin_pass(self) -> None:  # noqa: B027 (most backends have nothing to do)
+        """A pass begins; none is under way."""
+
+    def end_pass(self) -> None:  # noqa: B027
+        """A pass has ended, well or not."""
+
+    def check_unchanged(self, index: int) -> None:  # noqa: B027
+        """Block `index` has run well. Raises: WeightChanged, if it has written to a weight that will be dropped."""
+
     # --- wrapping -------------------------------------------------------------------------------------------------
 
     def attach(self, root: nn.Module) -> None:
         """Wrap the forward of every block, and of `root` for the length of a pass."""
         for index, block in enumerate(self.blocks):
-            wrap_forward(block.module, functools.partial(self._run_block, index))
+            self._forwards.append(wrap_forward(block.module, functools.partial(self._run_block, index)))
         if all(block.module is not root for block in self.blocks):
-            wrap_forward(root, self._run_pass)
+            self._forwards.append(wrap_forward(root, self._run_pass))
+
+    def detach(self) -> None:
+        """Give the modules the forward they had."""
+        for restore in reversed(self._forwards):
+            restore()
+        self._forwards.clear()
 
     def _run_pass(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
+            if self._passes:  # a model that calls itself
+                return forward(*args, **kwargs)
             start_s = time.perf_counter()
             self.metrics.add(passes=1)
+            self._passes += 1
             try:
+                self.begin_pass()
                 return forward(*args, **kwargs)
             finally:
+                self._passes -= 1
+                self.end_pass()
                 self.metrics.span("pass", "pass", start_s)
 
     def _run_block(self, index: int, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             if self._closed:
                 raise errors.ClosedError()
-            self.before(index)
+            self._inside += 1
             try:
-                start_s = time.perf_counter()
+                self.before(index)
                 try:
-                    return forward(*args, **kwargs)
+                    return self._run_in_place(index, forward, *args, **kwargs)
                 finally:
-                    self.metrics.span(self.blocks[index].name, "run", start_s)
+                    self.after(index)
             finally:
-                self.after(index)
+                self._inside -= 1
+
+    def _run_in_place(self, index: int, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        start_s = time.perf_counter()
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            self.metrics.span(self.blocks[index].name, "run", start_s)
+        self.check_unchanged(index)
+        if torch.is_grad_enabled():
+            self._check_no_graph(index, output)
+        return output
+
+    def _check_no_graph(self, index: int, output: Any) -> None:
+        """Autograd would keep weights for the backward pass that are gone by then, without a way to notice."""
+        for tensor in pytree.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+                raise errors.GradientsNeeded(block=self.blocks[index].name)
 
 
-def wrap_forward(module: nn.Module, run: Callable[..., Any]) -> None:
-    """Make `module.forward` call `run` with the forward it had and the call's arguments."""
+def wrap_forward(module: nn.Module, run: Callable[..., Any]) -> Callable[[], None]:
+    """Make `module.forward` call `run` with the forward it had and the call's arguments; returns what undoes it."""
     # forward itself and not a hook: torch's always_call hooks do not run after a KeyboardInterrupt.
     forward = module.forward
+    own = vars(module).get("forward")
 
+    # torch.compile goes around it and compiles what it calls: locks and reads are nothing to trace.
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return run(forward, *args, **kwargs)
 
+    def restore() -> None:
+        if vars(module).get("forward") is wrapped:  # else somebody has wrapped it again, and calls us
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
     module.forward = wrapped
-
-
-class Packing:
-    """How one block's weights lie in a slab, and the reads that bring them there."""
-
-    def __init__(self, block: Block, weights: Sequence[Weight], chunk_bytes: int) -> None:
-        self.block = block
-        self.weights = tuple(weights)
-        self.offsets, self.nbytes = layout(weight.nbytes for weight in weights)
-        placed = zip(self.weights, self.offsets, strict=True)
-        placements = [placement for weight, offset in placed for placement in weight.placements(offset)]
-        self.reads: tuple[Read, ...] = coalesce(placements, chunk_bytes)
-        self._sites = [(weight, weight.sites_within(block.module)) for weight in weights]
-
-    def parameters(self, slab: Slab) -> list[nn.Parameter]:
-        """Parameters that are views of `slab`: built once per slot and block, bound in microseconds."""
-        return [
-            nn.Parameter(tensor_view(slab.bytes, offset, weight.meta), requires_grad=False)
-            for weight, offset in zip(self.weights, self.offsets, strict=True)
-        ]
-
-    def bind(self, parameters: Sequence[nn.Parameter]) -> None:
-        for (_, sites), parameter in zip(self._sites, parameters, strict=True):
-            for site in sites:
-                site.bind(parameter)
-
-    def unbind(self) -> None:
-        for weight, sites in self._sites:
-            for site in sites:
-                site.bind(weight.meta)
+    return restore
 
 
 class RowTable:
@@ -149,7 +186,7 @@ class RowTable:
         self.reader = reader
         self.metrics = metrics
         self.row_bytes = weight.nbytes // weight.meta.shape[0]
-        self._sites = weight.sites_within(module)
+        self._sites = [site for site in weight.sites if site.module is module]
         self._slab = Slab(weight.nbytes, huge_pages=False)
         self._parameter = nn.Parameter(tensor_view(self._slab.bytes, 0, weight.meta), requires_grad=False)
         self._lock = threading.RLock()

@@ -1,7 +1,7 @@
-"""Blocks read ahead from disk into a ring of slots. Knows no model library; `schedule` decides the order.
+"""Blocks brought ahead of their run into a ring of slots. Knows no model library; `schedule` decides the order.
 
-Memory: `slots` x the largest block, and the reader's staging. Each block is read once per pass, by a few large direct
-reads that begin as soon as its slot is free.
+Memory: `slots` x the largest block, and the reader's staging. Each block is brought once per pass, by a few large direct
+reads or one packed copy that begin as soon as its slot is free.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from headrace.backends.base import Backend, Packing
+from headrace.backends.base import Backend
+from headrace.backends.packing import Packing
+from headrace.backends.rings import Delivery, DeviceRing, DiskRing, Ring, Slot
 from headrace.blocks import Block, Weight
-from headrace.copying.disk import DiskReader, Ticket
-from headrace.copying.slots import Slab
+from headrace.copying.disk import DiskReader
 from headrace.metrics import Metrics
 from headrace.schedule import Schedule
 
 
 class PrefetchBackend(Backend):
-    """A ring of `min(slots, n)` slots for n blocks: one that runs and the others read ahead.
+    """A ring of `min(slots, n)` slots for n blocks: one that runs and the others on their way.
 
-    Guarantees: a block runs only out of a slot that carries its tag and whose reads have all arrived; a block that is
-    not where it should be (a layer skipped, repeated, a pass aborted) is read on the spot and counted.
+    Guarantees: a block runs only out of a slot that carries its tag and in which all of it has arrived; a block that is
+    not where it should be (a layer skipped, repeated, a pass aborted) is brought on the spot and counted.
     """
 
     name = "prefetch"
@@ -33,110 +34,158 @@ class PrefetchBackend(Backend):
         blocks: Sequence[Block],
         weights: Mapping[Block, Sequence[Weight]],
         metrics: Metrics,
-        reader: DiskReader,
+        reader: DiskReader | None = None,
         *,
         slots: int = 2,
+        ring: Ring | None = None,
     ) -> None:
         super().__init__(blocks, weights, metrics)
-        self.reader = reader
-        self.packings = [Packing(block, self.weights[block], reader.chunk_bytes) for block in self.blocks]
-        self.schedule = Schedule(len(self.blocks), min(slots, len(self.blocks)))
-        self.slot_bytes = max(packing.nbytes for packing in self.packings)
-        self._slabs = [Slab(self.slot_bytes) for _ in range(self.schedule.slots)]
-        self._tickets: list[tuple[int, Ticket] | None] = [None] * self.schedule.slots  # block that is read, its reads
+        if ring is None:
+            assert reader is not None
+            packings = [Packing(block, self.weights[block], reader.chunk_bytes) for block in self.blocks]
+            ring = DiskRing(packings, min(slots, len(packings)), reader)
+        self.ring = ring
+        self.packings = ring.packings
+        self.schedule = Schedule(len(self.blocks), len(ring.slots))
+        self._deliveries: list[tuple[int, Delivery] | None] = [None] * self.schedule.slots
+        """Per slot, the block that is or was on its way there."""
         self._views: dict[tuple[int, int], list[nn.Parameter]] = {}
-        self._running: list[tuple[int, int | None]] = []  # block and slot, innermost last
-        self._read_ahead()
+        self._running: list[tuple[int, int | None, Slot, list[nn.Parameter]]] = []
+        """Block, number of its slot (None beside the ring), the slot, what is bound; innermost last."""
+        self._captured = False
+        self._bring_ahead()
 
     @property
     def allocated_bytes(self) -> int:
-        return sum(slab.nbytes for slab in self._slabs)
+        return self.ring.allocated_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.ring.host_bytes
+
+    # --- a block runs ---------------------------------------------------------------------------------------------
 
     def before(self, index: int) -> None:
         step = self.schedule.start(index)
         if step is None:
-            self._run_outside_the_ring(index)
+            self._run_beside_the_ring(index)
             return
         try:
             if step.missed or not self._holds(step.slot, index):
                 self.metrics.add(slot_misses=1)
-                self._read(index, step.slot, urgent=True)
+                self._bring(index, step.slot, urgent=True)
             self._wait(index, step.slot)
-            self.packings[index].bind(self._parameters(index, step.slot))
-            self._running.append((index, step.slot))
+            self._bind(index, step.slot, self.ring.slots[step.slot], self._parameters(index, step.slot))
         except BaseException:
             self.schedule.done(step.slot)
-            self._unbind(index)
             raise
         self.metrics.add(blocks_run=1)
 
     def after(self, index: int) -> None:
-        running, slot = self._running.pop()
+        running, number, slot, parameters = self._running.pop()
         assert running == index, f"block {index} is done, but {running} was running"
-        self._unbind(index)
-        if slot is not None:
-            self.schedule.done(slot)
-            if not self._closed:
-                self._read_ahead()
+        self.ring.ran(slot)
+        if all(block != index for block, *_ in self._running):
+            self.packings[index].unbind(parameters)
+        if number is None:
+            self.ring.free(slot)
+            return
+        self.schedule.done(number)
+        if not self._closed:
+            self._bring_ahead()
+
+    def check_unchanged(self, index: int) -> None:
+        _, number, _, parameters = self._running[-1]
+        try:
+            self.packings[index].check_unchanged(parameters)
+        except BaseException:
+            if number is not None:  # what lies there now is not the weight, and the views have counted the change
+                self.schedule.lost(number)
+                self._views.pop((index, number))
+            raise
+
+    def _bind(self, index: int, number: int | None, slot: Slot, parameters: list[nn.Parameter]) -> None:
+        try:
+            self.packings[index].bind(parameters)
+            self._running.append((index, number, slot, parameters))
+        except BaseException:  # an interrupt between two sites
+            self.packings[index].unbind(parameters)
+            raise
+
+    def _run_beside_the_ring(self, index: int) -> None:
+        """Blocks nested deeper than there are slots: this one gets memory of its own for the length of its call."""
+        packing = self.packings[index]
+        slot = self.ring.new_slot(packing.nbytes)
+        self.metrics.add(overflow_slots=1, slot_misses=1, blocks_run=1)
+        self.ring.bring(index, slot, urgent=True).wait()
+        self._bind(index, None, slot, packing.parameters(slot.bytes))
+
+    # --- into the slots -------------------------------------------------------------------------------------------
+
+    def _holds(self, number: int, index: int) -> bool:
+        """Whether block `index` was brought to this slot: an interrupt may come between the schedule's tag and that."""
+        entry = self._deliveries[number]
+        return entry is not None and entry[0] == index and not entry[1].cancelled
+
+    def _wait(self, index: int, number: int) -> None:
+        """Wait for what is on its way; on any failure the slot is given back empty, so that the next pass tries again."""
+        entry = self._deliveries[number]
+        assert entry is not None
+        assert self.schedule.owner(number) == entry[0] == index
+        delivery = entry[1]
+        stalled = not delivery.ready
+        start_s = time.perf_counter()
+        try:
+            delivery.wait()
+        except BaseException:
+            self.schedule.lost(number)
+            delivery.cancel()
+            raise
+        if stalled:
+            self.metrics.add(stall_s=time.perf_counter() - start_s, stalls=1)
+            self.metrics.span(self.blocks[index].name, "wait", start_s)
+
+    def _bring_ahead(self) -> None:
+        for step in self.schedule.ahead(within_pass=self._captured):
+            self._bring(step.block, step.slot)
+
+    def _bring(self, index: int, number: int, *, urgent: bool = False) -> None:
+        entry = self._deliveries[number]
+        if entry is not None and not entry[1].ready:  # only after a jump: what was coming is not wanted any more
+            entry[1].cancel()
+            entry[1].wait_idle()
+        self._deliveries[number] = None  # if bringing fails, the slot holds nothing
+        self._deliveries[number] = (index, self.ring.bring(index, self.ring.slots[number], urgent=urgent))
+
+    def _parameters(self, index: int, number: int) -> list[nn.Parameter]:
+        views = self._views.get((index, number))
+        if views is None:
+            views = self._views[index, number] = self.packings[index].parameters(self.ring.slots[number].bytes)
+        return views
+
+    # --- passes and graphs ----------------------------------------------------------------------------------------
+
+    def begin_pass(self) -> None:
+        """Graphs replay copies behind our back: once there is one, each pass brings all it needs, and nothing more."""
+        if isinstance(self.ring, DeviceRing):
+            self._captured = self._captured or self.ring.device.capturing
+            if self._captured:
+                self.schedule.forget()
+                self.ring.fork()
+
+    def end_pass(self) -> None:
+        if self._captured and isinstance(self.ring, DeviceRing):
+            self.ring.join()
 
     def close(self) -> None:
         with self._lock:
             super().close()
-            for entry in self._tickets:
+            for entry in self._deliveries:
                 if entry is not None:
                     entry[1].cancel()
-
-    def _unbind(self, index: int) -> None:
-        if all(block != index for block, _ in self._running):
-            self.packings[index].unbind()
-
-    def _holds(self, slot: int, index: int) -> bool:
-        """Whether block `index` was read into `slot`: an interrupt may come between the schedule's tag and the read."""
-        entry = self._tickets[slot]
-        return entry is not None and entry[0] == index and not entry[1].cancelled
-
-    def _wait(self, index: int, slot: int) -> None:
-        """Wait for the slot's reads; on any failure the slot is given back empty, so that the next pass reads again."""
-        entry = self._tickets[slot]
-        assert entry is not None
-        assert self.schedule.owner(slot) == entry[0] == index
-        ticket = entry[1]
-        if ticket.ready and not ticket.failed:
-            return
-        start_s = time.perf_counter()
-        try:
-            ticket.wait()
-        except BaseException:
-            self.schedule.lost(slot)
-            ticket.cancel()
-            raise
-        self.metrics.add(stall_s=time.perf_counter() - start_s, stalls=1)
-        self.metrics.span(self.blocks[index].name, "wait", start_s)
-
-    def _read_ahead(self) -> None:
-        for step in self.schedule.ahead():
-            self._read(step.block, step.slot)
-
-    def _read(self, index: int, slot: int, *, urgent: bool = False) -> None:
-        entry = self._tickets[slot]
-        if entry is not None and not entry[1].ready:  # only after a jump: what was coming is not wanted any more
-            entry[1].cancel()
-            entry[1].wait_idle()
-        packing, slab = self.packings[index], self._slabs[slot]
-        ticket = self.reader.submit(packing.reads, slab.address, packing.block.name, urgent=urgent, keep=slab)
-        self._tickets[slot] = (index, ticket)
-
-    def _parameters(self, index: int, slot: int) -> list[nn.Parameter]:
-        views = self._views.get((index, slot))
-        if views is None:
-            views = self._views[index, slot] = self.packings[index].parameters(self._slabs[slot])
-        return views
-
-    def _run_outside_the_ring(self, index: int) -> None:
-        """Blocks nested deeper than there are slots: this one gets memory of its own for the length of its call."""
-        packing = self.packings[index]
-        slab = Slab(packing.nbytes)
-        self.metrics.add(overflow_slots=1, slot_misses=1, blocks_run=1)
-        self.reader.submit(packing.reads, slab.address, packing.block.name, urgent=True, keep=slab).wait()
-        packing.bind(packing.parameters(slab))
-        self._running.append((index, None))
+            if not self._running:  # else a block closes its own model: what it runs with must stay
+                for entry in self._deliveries:
+                    if entry is not None:
+                        entry[1].wait_idle()
+                self._views.clear()
+                self.ring.close()

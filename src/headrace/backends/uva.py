@@ -16,7 +16,9 @@ from torch import nn
 
 from headrace import errors
 from headrace.backends.base import Backend
-from headrace.blocks import Block, Weight, tensor_view
+from headrace.backends.packing import Packing
+from headrace.blocks import Block, Weight
+from headrace.copying.disk import CHUNK_BYTES
 from headrace.copying.slots import Slab
 from headrace.metrics import Metrics
 from headrace.store import layout
@@ -68,14 +70,11 @@ class UvaBackend(Backend):
         self._slab = Slab(largest) if largest else None
         self._copied = copied
         self._parameters = {
-            weight: nn.Parameter(self._view(weight), requires_grad=False)
-            for block in blocks
-            for weight in weights[block]
-            if self._in_place(weight)
+            weight: self._mapped(weight) for block in blocks for weight in weights[block] if self._in_place(weight)
         }
-        # Looked up once: it means walking the block's modules, and binding happens twice per run and weight.
-        self._sites = {weight: weight.sites_within(block.module) for block in blocks for weight in weights[block]}
-        self._depth: dict[int, int] = {}
+        self._packings = {block: Packing(block, weights[block], CHUNK_BYTES) for block in blocks}
+        self._bound: dict[int, list[list[nn.Parameter]]] = {}
+        """Per block that runs, what each of its runs has bound, innermost last."""
 
     @property
     def allocated_bytes(self) -> int:
@@ -84,57 +83,69 @@ class UvaBackend(Backend):
     def _in_place(self, weight: Weight) -> bool:
         return len(weight.parts) == 1 and weight.parts[0].segment.offset % IN_PLACE_ALIGNMENT == 0
 
-    def _view(self, weight: Weight) -> torch.Tensor:
+    def _mapped(self, weight: Weight) -> list[nn.Parameter]:
         segment = weight.parts[0].segment
-        return tensor_view(self._files[segment.file].bytes, segment.offset, weight.meta)
+        return weight.parameters(self._files[segment.file].bytes, segment.offset)
 
     def before(self, index: int) -> None:
         block = self.blocks[index]
+        parameters: list[nn.Parameter] = []
         try:
-            self._bring(block)
+            self._advise(block, mmap.MADV_WILLNEED)
+            parameters = self._bring(block)
+            self._packings[block].bind(parameters)
+            self._bound.setdefault(index, []).append(parameters)
         except BaseException:
-            if not self._depth.get(index):
-                self._give_back(block)
+            if index not in self._bound:
+                self._give_back(block, parameters)
             raise
-        self._depth[index] = self._depth.get(index, 0) + 1
         self.metrics.add(blocks_run=1)
 
-    def _bring(self, block: Block) -> None:
-        self._advise(block, mmap.MADV_WILLNEED)
+    def after(self, index: int) -> None:
+        parameters = self._bound[index].pop()
+        if not self._bound[index]:
+            del self._bound[index]
+            self._give_back(self.blocks[index], parameters)
+
+    def check_unchanged(self, index: int) -> None:
+        parameters = self._bound[index][-1]
+        try:
+            self._packings[self.blocks[index]].check_unchanged(parameters)
+        except BaseException:
+            # A private mapping keeps a changed page: the file shows again once it is dropped, as after every run.
+            for weight in self.weights[self.blocks[index]]:
+                if weight in self._parameters:
+                    self._parameters[weight] = self._mapped(weight)
+            raise
+
+    def _bring(self, block: Block) -> list[nn.Parameter]:
         offsets, nbytes = self._layouts[block]
         slab = self._slab
-        if self._copied[block] and any(self._depth.values()):  # nested: the shared slab is taken
+        if self._copied[block] and self._bound:  # nested: the shared slab is taken
             slab = Slab(nbytes)
             self.metrics.add(overflow_slots=1)
-        for weight, offset in zip(self._copied[block], offsets, strict=True):
-            assert slab is not None
-            self._bind(weight, self._copy(weight, slab, offset))
+        places = dict(zip(self._copied[block], offsets, strict=True))
+        parameters = []
         for weight in self.weights[block]:
-            if weight in self._parameters:
-                self._bind(weight, self._parameters[weight])
+            if weight in places:
+                assert slab is not None
+                self._copy(weight, slab, places[weight])
+                parameters += weight.parameters(slab.bytes, places[weight])
+            else:
+                parameters += self._parameters[weight]
+        return parameters
 
-    def after(self, index: int) -> None:
-        self._depth[index] -= 1
-        if self._depth[index] == 0:
-            self._give_back(self.blocks[index])
-
-    def _give_back(self, block: Block) -> None:
-        for weight in self.weights[block]:
-            self._bind(weight, weight.meta)
+    def _give_back(self, block: Block, parameters: list[nn.Parameter]) -> None:
+        if parameters:
+            self._packings[block].unbind(parameters)
         # Drops the pages from this process, not from the page cache: memory stays within the budget.
         self._advise(block, mmap.MADV_DONTNEED)
 
-    def _bind(self, weight: Weight, parameter: nn.Parameter) -> None:
-        for site in self._sites[weight]:
-            site.bind(parameter)
-
-    def _copy(self, weight: Weight, slab: Slab, offset: int) -> nn.Parameter:
-        target = offset
+    def _copy(self, weight: Weight, slab: Slab, offset: int) -> None:
         for part in weight.parts:
             source = self._files[part.segment.file].bytes
-            slab.bytes[target : target + part.nbytes].copy_(source[part.segment.offset :][: part.nbytes])
-            target += part.nbytes
-        return nn.Parameter(tensor_view(slab.bytes, offset, weight.meta), requires_grad=False)
+            slab.bytes[offset : offset + part.nbytes].copy_(source[part.segment.offset :][: part.nbytes])
+            offset += part.nbytes
 
     def _advise(self, block: Block, advice: int) -> None:
         for weight in self.weights[block]:
@@ -144,6 +155,6 @@ class UvaBackend(Backend):
     def close(self) -> None:
         with self._lock:
             super().close()
-            if not any(self._depth.values()):  # else a block closes its own model: what it runs with must stay
+            if not self._bound:  # else a block closes its own model: what it runs with must stay
                 self._parameters.clear()
                 self._files.clear()

@@ -16,7 +16,7 @@ from headrace.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from headrace.core import Plan
-    from headrace.engine import Report
+    from headrace.reports import Report
     from headrace.generate import Answer
 
 

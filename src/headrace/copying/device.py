@@ -9,10 +9,7 @@ records and the other waits for; the host runs ahead of both.
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -52,6 +49,11 @@ class Device(ABC):
 
     torch_device: torch.device
     """What a module's tensors say: `cuda:0`."""
+
+    @property
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Device memory that could still be allocated."""
 
     @abstractmethod
     def allocate(self, nbytes: int) -> torch.Tensor:

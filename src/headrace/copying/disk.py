@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headrace import errors
@@ -29,6 +29,10 @@ CHUNK_BYTES = 4 * 2**20
 READER_THREADS = 4
 
 
+OnEnd = Callable[[BaseException | None], None]
+"""What to do once every read of a ticket has ended, well or with this error. What it raises reaches the waiter."""
+
+
 class Ticket:
     """Reads that belong together: one block's.
 
@@ -36,12 +40,14 @@ class Ticket:
     `wait_idle` has returned, no thread touches the target any more.
     """
 
-    def __init__(self, label: str, count: int, keep: object = None) -> None:
+    def __init__(self, label: str, count: int, keep: object = None, on_end: OnEnd | None = None) -> None:
         self.label = label
         self.keep = keep
         """What owns the memory that is read into: it lives as long as a thread may still write there."""
+        self._on_end = on_end
+        self._unfinished = count
         self._remaining = count
-        self._error: errors.HeadraceError | None = None
+        self._error: BaseException | None = None
         self._cancelled = False
         self._changed = threading.Condition()
 
@@ -76,16 +82,29 @@ class Ticket:
     def wait(self) -> None:
         """Wait for all bytes. Raises: ReadError."""
         self.wait_idle()
-        if self._error is not None:
+        if isinstance(self._error, errors.HeadraceError):
             # A new object: one error may reach several waiters, and each adds its own traceback.
             raise type(self._error)(**self._error.facts)
+        if self._error is not None:
+            raise self._error
 
     def finish_one(self, error: errors.HeadraceError | None = None) -> None:
+        """One of the reads has ended. After the last one, `on_end` runs on this thread before any waiter wakes."""
         with self._changed:
             self._error = self._error or error
-            self._remaining -= 1
-            if self._remaining == 0:
-                self._changed.notify_all()
+            self._unfinished -= 1
+            last = self._unfinished == 0
+        try:
+            if last and self._on_end is not None:
+                self._on_end(self._error)
+        except BaseException as failure:
+            # Like every failure here it belongs to the waiter: this thread has others to serve.
+            self._error = self._error or failure
+        finally:
+            with self._changed:
+                self._remaining -= 1
+                if self._remaining == 0:
+                    self._changed.notify_all()
 
 
 class _File:
@@ -159,13 +178,16 @@ class DiskReader:
         *,
         urgent: bool = False,
         keep: object = None,
+        on_end: OnEnd | None = None,
     ) -> Ticket:
         """Start `reads` into memory at `target_address`; `urgent` ones go before everything that is queued.
 
         The target's memory has to live until the ticket is idle: `keep` is what owns it, or the caller sees to that.
         """
-        ticket = Ticket(label, len(reads), keep)
+        ticket = Ticket(label, len(reads), keep, on_end)
         work = [(ticket, read, target_address) for read in reads]
+        if not work and on_end is not None:
+            on_end(None)
         with self._changed:
             if self._closed:
                 raise errors.ClosedError()
