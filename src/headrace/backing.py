@@ -41,6 +41,8 @@ class Backing:
         self.metrics = metrics
         self.host: dict[Block, torch.Tensor] = {}
         """Blocks in host memory, packed."""
+        self.views: dict[Block, torch.Tensor] = {}
+        """The same as the device sees them, once `map` was called."""
         self.page_locked = False
         self.fallbacks: list[str] = []
         self.reader: DiskReader | None = None
@@ -60,7 +62,7 @@ class Backing:
             refused = self._page_lock(self._arena) if pin_memory else "it was turned off"
             self.page_locked = refused is None
             if refused is not None:
-                self._announce(f"host memory is not page-locked ({refused}): copies to the device are not overlapped")
+                self.announce(f"host memory is not page-locked ({refused}): copies to the device are not overlapped")
         if disk_bytes:
             self._spill = SpillFile(disk_bytes)
             paths = {SPILL: self._spill.path}
@@ -107,6 +109,15 @@ class Backing:
         self._spill.drop_cached()
         return weights
 
+    def map(self) -> None:
+        """Let the device see host memory in place. It was probed before that it can."""
+        assert self.device is not None
+        assert self._arena is not None
+        view, begin = self.device.view(self._arena), self._arena.address
+        for block, memory in self.host.items():
+            offset = memory.data_ptr() - begin
+            self.views[block] = view[offset : offset + memory.numel()]
+
     def bring_back(self, weight: Weight) -> torch.Tensor:
         """The bytes of `weight` in memory of their own, 1-d uint8. Raises: ReadError."""
         memory = Slab(weight.nbytes, huge_pages=False)
@@ -130,7 +141,8 @@ class Backing:
     def disk_bytes(self) -> int:
         return self._spill.written_bytes if self._spill is not None else 0
 
-    def _announce(self, message: str) -> None:
+    def announce(self, message: str) -> None:
+        """Say once, in the log and in the report, that something is done another way than asked."""
         self.fallbacks.append(message)
         logger.warning(message)
 

@@ -21,6 +21,7 @@ from headrace.backends.guard import guard, is_guarded, put_away, unguard
 from headrace.backends.packing import Packing
 from headrace.backends.prefetch import PrefetchBackend
 from headrace.backends.rings import DeviceRing
+from headrace.backends.zero_copy import ZeroCopyBackend, why_not_in_place
 from headrace.backing import Backing, to_device
 from headrace.blocks import Block, Weight
 from headrace.config import OffloadConfig, parse_size
@@ -292,7 +293,7 @@ class _Opening:
             backend = self._backend(weights)
             undo.callback(backend.close)
             backend.attach(self.module)
-            if self.moved:
+            if self.moved and not isinstance(backend, ZeroCopyBackend):
                 put_away((weight for some in weights.values() for weight in some), self.compute_device)
                 guard(self.module)
             undo.pop_all()
@@ -341,6 +342,12 @@ class _Opening:
 
     def _on_device(self, blocks: list[Block], weights: dict[Block, list[Weight]]) -> Backend:
         assert self.device is not None
+        if self.made.backend == "uva":
+            refused = self._why_not_in_place(blocks)
+            if refused is None:
+                self.backing.map()
+                return ZeroCopyBackend(blocks, weights, self.metrics, self.backing.views)
+            self.backing.announce(f"uva is not possible ({refused}): weights are copied to the device for each run")
         packings = [Packing(block, weights[block], self.backing.chunk_bytes) for block in blocks]
         ring = DeviceRing(
             packings,
@@ -352,6 +359,14 @@ class _Opening:
             page_locked=self.backing.page_locked,
         )
         return PrefetchBackend(blocks, weights, self.metrics, ring=ring)
+
+    def _why_not_in_place(self, blocks: list[Block]) -> str | None:
+        assert self.device is not None
+        if not self.backing.page_locked:
+            return "host memory is not page-locked"
+        if any(block not in self.backing.host for block in blocks):
+            return "host memory does not hold all that is offloaded"
+        return why_not_in_place(self.device)
 
     def _measured(self) -> Plan:
         """The plan with the rate of the link that it has to share."""

@@ -106,6 +106,8 @@ class Backend(ABC):
         with self._lock:
             if self._passes:  # a model that calls itself
                 return forward(*args, **kwargs)
+            if self._closed:
+                raise errors.ClosedError()
             start_s = time.perf_counter()
             self.metrics.add(passes=1)
             self._passes += 1
@@ -155,13 +157,16 @@ def wrap_forward(module: nn.Module, run: Callable[..., Any]) -> Callable[[], Non
     forward = module.forward
     own = vars(module).get("forward")
 
-    # torch.compile goes around it and compiles what it calls: locks and reads are nothing to trace.
+    wrapping = True
+
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return run(forward, *args, **kwargs)
+        return run(forward, *args, **kwargs) if wrapping else forward(*args, **kwargs)
 
     def restore() -> None:
-        if vars(module).get("forward") is wrapped:  # else somebody has wrapped it again, and calls us
+        nonlocal wrapping
+        wrapping = False  # somebody may have wrapped it again, and goes on calling us
+        if vars(module).get("forward") is wrapped:
             if own is None:
                 del module.forward
             else:
