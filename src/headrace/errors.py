@@ -13,6 +13,7 @@
     ├── MissingPackage (also an ImportError)
     ├── DemoFailed                         the demo's two runs disagree
     ├── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
+    ├── OutOfDeviceMemory (also a RuntimeError)   an accelerator has no room for what moves
     └── ClosedError (also a RuntimeError)  a model was used after its engine was closed
 
 Each class is a record: its annotated fields are the facts, `template` and `remedy` are filled from them with
@@ -555,6 +556,25 @@ class OffloadedWeightsError(HeadraceError, RuntimeError):
     template = "{action} is not possible: {count} weights of this model live on disk ({names:list})."
     remedy = "Copy the checkpoint directory instead, or load the model with everything resident (a larger memory=)."
     example = {"action": "state_dict()", "count": 3, "names": ["model.layers.0.mlp.up_proj.weight"]}
+    exit_code = 1
+
+
+class OutOfDeviceMemory(HeadraceError, RuntimeError):
+    """An accelerator has no room for what was to be allocated on it."""
+
+    purpose: str
+    requested_bytes: int
+    free_bytes: int
+    total_bytes: int
+    template = (
+        "The device has no room for {purpose}: {requested_bytes:size} were asked for, and {free_bytes:size} of "
+        "{total_bytes:size} are free."
+    )
+    remedy = (
+        "Keep fewer weights on it (a smaller memory=), bring fewer blocks ahead (--offload-prefetch-step 1), or end "
+        "other programs that use it."
+    )
+    example = {"purpose": "a ring of 2 slots", "requested_bytes": 2**30, "free_bytes": 2**29, "total_bytes": 24 * 2**30}
     exit_code = 1
 
 

@@ -9,10 +9,7 @@ records and the other waits for; the host runs ahead of both.
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -54,8 +51,8 @@ class Device(ABC):
     """What a module's tensors say: `cuda:0`."""
 
     @abstractmethod
-    def allocate(self, nbytes: int) -> torch.Tensor:
-        """Device memory, 1-d uint8, at least 64-byte aligned. Raises: OutOfDeviceMemory."""
+    def allocate(self, nbytes: int, purpose: str = "moving weights") -> torch.Tensor:
+        """Device memory, 1-d uint8, at least 64-byte aligned. Raises: OutOfDeviceMemory, which names `purpose`."""
 
     @abstractmethod
     def free(self, memory: torch.Tensor) -> None:
