@@ -18,6 +18,7 @@
     ├── WeightChanged (also a RuntimeError)    a block wrote to a weight that is only lent to it
     ├── GradientsNeeded (also a RuntimeError)  a backward pass through weights that move
     ├── CannotCapture (also a RuntimeError)    a graph of what comes from disk
+    ├── OutOfDeviceMemory (also a RuntimeError)   an accelerator has no room for what moves
     └── ClosedError (also a RuntimeError)  a model was used after its engine was closed
 
 Each class is a record: its annotated fields are the facts, `template` and `remedy` are filled from them with
@@ -647,6 +648,25 @@ class CannotCapture(HeadraceError, RuntimeError):
     template = "A graph cannot be captured: {block} is read from disk, which a replay would not do."
     remedy = "Give the module enough host memory for everything that is offloaded (host_memory=), or run it eagerly."
     example = {"block": "layers.3"}
+    exit_code = 1
+
+
+class OutOfDeviceMemory(HeadraceError, RuntimeError):
+    """An accelerator has no room for what was to be allocated on it."""
+
+    purpose: str
+    requested_bytes: int
+    free_bytes: int
+    total_bytes: int
+    template = (
+        "The device has no room for {purpose}: {requested_bytes:size} were asked for, and {free_bytes:size} of "
+        "{total_bytes:size} are free."
+    )
+    remedy = (
+        "Keep fewer weights on it (a smaller memory=), bring fewer blocks ahead (--offload-prefetch-step 1), or end "
+        "other programs that use it."
+    )
+    example = {"purpose": "a ring of 2 slots", "requested_bytes": 2**30, "free_bytes": 2**29, "total_bytes": 24 * 2**30}
     exit_code = 1
 
 

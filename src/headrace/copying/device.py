@@ -56,8 +56,8 @@ class Device(ABC):
         """Device memory that could still be allocated."""
 
     @abstractmethod
-    def allocate(self, nbytes: int) -> torch.Tensor:
-        """Device memory, 1-d uint8, at least 64-byte aligned. Raises: OutOfDeviceMemory."""
+    def allocate(self, nbytes: int, purpose: str = "moving weights") -> torch.Tensor:
+        """Device memory, 1-d uint8, at least 64-byte aligned. Raises: OutOfDeviceMemory, which names `purpose`."""
 
     @abstractmethod
     def free(self, memory: torch.Tensor) -> None:
