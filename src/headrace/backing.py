@@ -59,8 +59,8 @@ class Backing:
         """Make room before anything is moved. Raises: SpillFailed."""
         if host_bytes:
             self._arena = Slab(host_bytes)
-            refused = self._page_lock(self._arena) if pin_memory else "it was turned off"
-            self.page_locked = refused is None
+            refused = self._page_lock(self._arena) if pin_memory else None
+            self.page_locked = pin_memory and refused is None
             if refused is not None:
                 self.announce(f"host memory is not page-locked ({refused}): copies to the device are not overlapped")
         if disk_bytes:

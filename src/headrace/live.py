@@ -50,7 +50,7 @@ class Live:
         for form in self.weight.forms:
             for site in form.sites:
                 self.originals[site].data = tensor_view(memory, form.offset, form.meta)
-                if site.module._parameters.get(site.attribute) in (form.meta, None):
+                if site.module._parameters.get(site.attribute) is form.meta:
                     site.bind(self.originals[site])
 
 

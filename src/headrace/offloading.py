@@ -96,6 +96,7 @@ class Handle:
 
     def statistics(self) -> Statistics:
         """What has moved since the module was offloaded, how much of it was hidden behind computing, what missed."""
+        self._backend.count_time()
         return self._metrics.statistics()
 
     def close(self) -> None:
@@ -290,6 +291,8 @@ class _Opening:
             weights = self._put_away(self._on_disk(host_bytes), pin_memory=pin_memory)
             if self.device is not None:
                 to_device(self.module, self.stayed, self.device.torch_device)
+            made = self._measured()
+            self.metrics.reset()  # the measurement is not the user's
             backend = self._backend(weights)
             undo.callback(backend.close)
             backend.attach(self.module)
@@ -298,8 +301,6 @@ class _Opening:
                 guard(self.module)
             undo.pop_all()
         weakref.finalize(self.module, self.backing.close)
-        self.metrics.reset()
-        made = self._measured()
         return _Opened(self.module, made, backend, self.metrics, self.backing, self.moved, self.stayed)
 
     def _on_disk(self, host_bytes: int | None) -> set[Block]:

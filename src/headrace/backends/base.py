@@ -78,6 +78,9 @@ class Backend(ABC):
         """No other thread is inside of the model while this is held."""
         return self._lock
 
+    def count_time(self) -> None:  # noqa: B027
+        """Bring the metrics up to date with what only a device knows."""
+
     def begin_pass(self) -> None:  # noqa: B027 (most backends have nothing to do)
         """A pass begins; none is under way."""
 

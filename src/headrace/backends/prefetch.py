@@ -63,6 +63,10 @@ class PrefetchBackend(Backend):
     def host_bytes(self) -> int:
         return self.ring.host_bytes
 
+    def count_time(self) -> None:
+        with self._lock:
+            self.ring.count_time()
+
     # --- a block runs ---------------------------------------------------------------------------------------------
 
     def before(self, index: int) -> None:
@@ -174,6 +178,7 @@ class PrefetchBackend(Backend):
                 self.ring.fork()
 
     def end_pass(self) -> None:
+        self.ring.count_time()
         if self._captured and isinstance(self.ring, DeviceRing):
             self.ring.join()
 

@@ -92,6 +92,9 @@ class Ring(ABC):
     def ran(self, slot: Slot) -> None:  # noqa: B027 (only an accelerator runs behind our back)
         """What the calling thread has launched so far uses `slot`."""
 
+    def count_time(self) -> None:  # noqa: B027
+        """Bring the metrics up to date with what only the device knows."""
+
     def close(self) -> None:  # noqa: B027
         """Give everything back. Nothing is brought or run any more. Idempotent."""
 
@@ -166,8 +169,7 @@ class DeviceDelivery:
         self.wait_idle()
         if self._ticket is not None:
             self._ticket.wait()
-        # On every run, not once: the next one may be on another stream.
-        self._ring.device.current_stream().wait(self.slot.arrived)
+        self._ring.wait_arrived(self.slot)
 
     def begin(self, ticket: Ticket | None) -> None:
         """It is on its way; or, without a ticket, copied already or given up."""
@@ -207,6 +209,9 @@ class DeviceRing(Ring):
         self.slots: list[DeviceSlot] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._copying: deque[tuple[Event, Event]] = deque(maxlen=4096)
+        self._waiting: deque[tuple[Event, Event]] = deque(maxlen=4096)
+        """Begin and end of copies and of waits for them; `count_time` adds them up, and what nobody asks for is lost."""
         from_disk = [packing.nbytes for index, packing in enumerate(packings) if index not in host]
         try:
             for _ in range(slots):
@@ -248,9 +253,42 @@ class DeviceRing(Ring):
             for event in slot.ran.values():
                 self.stream.wait(event)
             slot.ran.clear()
+            begin = self._stopwatch(self.stream)
             self.device.copy(slot.bytes[: source.numel()], source, self.stream, page_locked=page_locked)
+            self._clock(self._copying, begin, self.stream)
             slot.arrived.record(self.stream)
         self.metrics.add(copies=1, copied_bytes=source.numel())
+
+    def wait_arrived(self, slot: DeviceSlot) -> None:
+        """Let what the calling thread launches next happen after the last copy into `slot`."""
+        # On every run, not once per copy: the next run may be on another stream.
+        stream = self.device.current_stream()
+        begin = self._stopwatch(stream)
+        stream.wait(slot.arrived)
+        self._clock(self._waiting, begin, stream)
+
+    def _stopwatch(self, stream: Stream) -> Event | None:
+        if self.device.capturing:  # what a graph does is not seen
+            return None
+        begin = self.device.new_event()
+        begin.record(stream)
+        return begin
+
+    def _clock(self, times: deque[tuple[Event, Event]], begin: Event | None, stream: Stream) -> None:
+        if begin is None:
+            return
+        end = self.device.new_event()
+        end.record(stream)
+        times.append((begin, end))
+
+    def count_time(self) -> None:
+        """Add the time that copies and waits for them took on the device to the metrics, as far as they are done."""
+        if self.device.capturing:  # where even to look is refused
+            return
+        for times, counter in ((self._copying, "copy_s"), (self._waiting, "device_stall_s")):
+            while times and times[0][1].done:
+                begin, end = times.popleft()
+                self.metrics.add(**{counter: end.seconds_since(begin)})
 
     def ran(self, slot: Slot) -> None:
         assert isinstance(slot, DeviceSlot)

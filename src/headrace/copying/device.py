@@ -32,6 +32,10 @@ class Event(ABC):
     def wait_done(self) -> None:
         """Block the host until then."""
 
+    @abstractmethod
+    def seconds_since(self, earlier: Event) -> float:
+        """Time between two events that are both done, as the device has measured it."""
+
 
 class Stream(ABC):
     """Work that happens in order."""

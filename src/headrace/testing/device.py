@@ -54,6 +54,10 @@ class SimulatedEvent(Event):
     def wait_done(self) -> None:
         self._accelerator._host_waits(self)
 
+    def seconds_since(self, earlier: Event) -> float:
+        assert isinstance(earlier, SimulatedEvent)
+        return self.time_s - earlier.time_s
+
     @property
     def time_s(self) -> float:
         """When it happens, in simulated seconds."""
@@ -275,7 +279,7 @@ class SimulatedAccelerator(Device):
 
     @property
     def free_bytes(self) -> int:
-        return self._memory.memory_bytes - self._memory.allocated_bytes
+        return self._memory.limit_bytes - self._memory.allocated_bytes
 
     @property
     def page_locked_bytes(self) -> int:
