@@ -102,60 +102,6 @@ def offloaded(
         assert torch.equal(mine, theirs)
 
 
-STEPS = st.one_of(
-    st.just(("pass", 1)),
-    st.just(("pass", 3)),
-    st.tuples(st.just("order"), st.lists(st.integers(0, 11), min_size=1, max_size=8)),
-    st.tuples(st.just("fail"), st.integers(0, 11)),
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(
-    count=st.integers(1, 12),
-    group=st.integers(1, 4),
-    number=st.integers(1, 4),
-    step=st.integers(1, 12),
-    host_bytes=st.sampled_from([None, None, None, None, 1, 500]),
-    page_locked=st.booleans(),
-    steps=st.lists(STEPS, min_size=1, max_size=4),
-    seed=st.integers(0, 2**16),
-    policy=st.sampled_from(["random", "late", "early"]),
-)
-def test_every_ring_order_and_failure(
-    count: int,
-    group: int,
-    number: int,
-    step: int,
-    host_bytes: int | None,
-    page_locked: bool,
-    steps: list[tuple[str, Any]],
-    seed: int,
-    policy: Any,
-) -> None:
-    group = min(group, count)
-    config = groups(group, min(number, group), step)
-    device = SimulatedAccelerator(seed, policy=policy)
-    options: dict[str, Any] = {"host_memory": host_bytes, "pin_memory": page_locked, "seed": seed % 7}
-    with device, torch.inference_mode(), offloaded(device, count, config, **options) as made:
-        for kind, value in steps:
-            if kind == "pass":
-                made.check(value)
-            elif kind == "order":
-                made.check(order=[index % count for index in value])
-            else:
-                made.module.layers[value % count].fails = True
-                with pytest.raises(ValueError, match="from inside"):
-                    made.module(hidden())
-                made.check()
-        statistics = made.handle.statistics()
-        offloaded_blocks = len(made.handle.plan.streamed)
-        assert statistics.copied_bytes > 0 or not statistics.blocks_run
-        assert made.handle.report().ring_bytes == min(step + 1, offloaded_blocks) * made.handle.plan.slot_bytes
-    device.check()
-
-
 def test_every_number_of_blocks_and_slots(subtests: Any) -> None:
     """The pairs that garbled tokens elsewhere (vllm-project/vllm#54975): slots that do not divide the blocks."""
     for count in range(1, 13):
@@ -339,4 +285,60 @@ def test_what_host_memory_cannot_hold_comes_from_disk() -> None:
         staging = report.host_bytes - device.page_locked_bytes
         assert staging <= 2 * made.handle.plan.slot_bytes + 3 * 4096
         assert device.page_locked_bytes <= 5 * 4096 + 2 * made.handle.plan.slot_bytes + 3 * 4096
+    device.check()
+
+
+# --- all of it together -------------------------------------------------------------------------------------------
+
+STEPS = st.one_of(
+    st.just(("pass", 1)),
+    st.just(("pass", 3)),
+    st.tuples(st.just("order"), st.lists(st.integers(0, 11), min_size=1, max_size=8)),
+    st.tuples(st.just("fail"), st.integers(0, 11)),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    count=st.integers(1, 12),
+    group=st.integers(1, 4),
+    number=st.integers(1, 4),
+    step=st.integers(1, 12),
+    host_bytes=st.sampled_from([None, None, None, None, 1, 500]),
+    page_locked=st.booleans(),
+    steps=st.lists(STEPS, min_size=1, max_size=4),
+    seed=st.integers(0, 2**16),
+    policy=st.sampled_from(["random", "late", "early"]),
+)
+def test_every_ring_order_and_failure(
+    count: int,
+    group: int,
+    number: int,
+    step: int,
+    host_bytes: int | None,
+    page_locked: bool,
+    steps: list[tuple[str, Any]],
+    seed: int,
+    policy: Any,
+) -> None:
+    group = min(group, count)
+    config = groups(group, min(number, group), step)
+    device = SimulatedAccelerator(seed, policy=policy)
+    options: dict[str, Any] = {"host_memory": host_bytes, "pin_memory": page_locked, "seed": seed % 7}
+    with device, torch.inference_mode(), offloaded(device, count, config, **options) as made:
+        for kind, value in steps:
+            if kind == "pass":
+                made.check(value)
+            elif kind == "order":
+                made.check(order=[index % count for index in value])
+            else:
+                made.module.layers[value % count].fails = True
+                with pytest.raises(ValueError, match="from inside"):
+                    made.module(hidden())
+                made.check()
+        statistics = made.handle.statistics()
+        offloaded_blocks = len(made.handle.plan.streamed)
+        assert statistics.copied_bytes > 0 or not statistics.blocks_run
+        assert made.handle.report().ring_bytes == min(step + 1, offloaded_blocks) * made.handle.plan.slot_bytes
     device.check()

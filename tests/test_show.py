@@ -11,9 +11,9 @@ from rich.console import Console
 
 from headrace.cli import show
 from headrace.core import Bound, Choice, MemoryPlan, Plan
-from headrace.reports import Report
 from headrace.generate import Answer
 from headrace.metrics import Counters
+from headrace.reports import Report
 
 MIB = 2**20
 

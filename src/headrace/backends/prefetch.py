@@ -19,6 +19,9 @@ from headrace.copying.disk import DiskReader
 from headrace.metrics import Metrics
 from headrace.schedule import Schedule
 
+MANY_TIMES = 1000
+"""Of what the device has measured: until then nobody asks it whether it is done."""
+
 
 class PrefetchBackend(Backend):
     """A ring of `min(slots, n)` slots for n blocks: one that runs and the others on their way.
@@ -178,7 +181,8 @@ class PrefetchBackend(Backend):
                 self.ring.fork()
 
     def end_pass(self) -> None:
-        self.ring.count_time()
+        if self.ring.times_uncounted > MANY_TIMES:
+            self.ring.count_time()
         if self._captured and isinstance(self.ring, DeviceRing):
             self.ring.join()
 

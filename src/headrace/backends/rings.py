@@ -73,6 +73,11 @@ class Ring(ABC):
         return sum(slot.bytes.numel() for slot in self.slots)
 
     @property
+    def times_uncounted(self) -> int:
+        """How much `count_time` would have to look at."""
+        return 0
+
+    @property
     def host_bytes(self) -> int:
         """Host memory taken beside the slots: blocks that live there, and staging."""
         return 0
@@ -209,9 +214,9 @@ class DeviceRing(Ring):
         self.slots: list[DeviceSlot] = []
         self._lock = threading.Lock()
         self._closed = False
-        self._copying: deque[tuple[Event, Event]] = deque(maxlen=4096)
-        self._waiting: deque[tuple[Event, Event]] = deque(maxlen=4096)
-        """Begin and end of copies and of waits for them; `count_time` adds them up, and what nobody asks for is lost."""
+        self._copying: deque[tuple[Event, Event]] = deque()
+        self._waiting: deque[tuple[Event, Event]] = deque()
+        """Begin and end of copies and of waits for them; `count_time` adds them up."""
         from_disk = [packing.nbytes for index, packing in enumerate(packings) if index not in host]
         try:
             for _ in range(slots):
@@ -280,6 +285,10 @@ class DeviceRing(Ring):
         end = self.device.new_event()
         end.record(stream)
         times.append((begin, end))
+
+    @property
+    def times_uncounted(self) -> int:
+        return max(len(self._copying), len(self._waiting))
 
     def count_time(self) -> None:
         """Add the time that copies and waits for them took on the device to the metrics, as far as they are done."""
