@@ -202,6 +202,18 @@ def test_an_exception_in_an_inner_block_frees_both(opened: Open) -> None:
 # --- reads that fail, waits that are interrupted ------------------------------------------------------------------
 
 
+def test_a_block_whose_read_failed_is_read_ahead_again(opened: Open) -> None:
+    """Not on the spot, when it is its turn: only the first block of the next pass is not where it should be."""
+    streamed = opened(5, 3, reader=FailingReader)
+    streamed.reader.bad_offset = next(w.parts[0].segment.offset for w in streamed.weights if w.name == "layers.2.up")
+    with pytest.raises(ReadError):
+        while True:
+            streamed.model(hidden())
+    before = streamed.counters().slot_misses
+    assert not streamed.wrong()
+    assert streamed.counters().slot_misses == before + 1
+
+
 @pytest.mark.parametrize("name", ["layers.0.up", "layers.2.bias", "layers.4.eighth"])
 @pytest.mark.parametrize("slots", [1, 2, 4])
 def test_a_read_error_fails_the_pass_and_the_next_is_right(opened: Open, slots: int, name: str) -> None:

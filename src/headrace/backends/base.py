@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._dynamo import eval_frame
 from torch.utils import _pytree as pytree
 
 from headrace import errors
@@ -164,7 +166,16 @@ def wrap_forward(module: nn.Module, run: Callable[..., Any]) -> Callable[[], Non
 
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return run(forward, *args, **kwargs) if wrapping else forward(*args, **kwargs)
+        if not wrapping:
+            return forward(*args, **kwargs)
+        if "torch._dynamo" in sys.modules:
+            return _outside_of_graphs(run, forward, args, kwargs)
+        return run(forward, *args, **kwargs)
+
+    # A compiler that meets this function ends its graph, calls it, and begins the next graph in what it calls.
+    eval_frame.set_code_exec_strategy(wrapped.__code__, _SKIP)
+
+    wrapped._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def restore() -> None:
         nonlocal wrapping
@@ -177,6 +188,31 @@ def wrap_forward(module: nn.Module, run: Callable[..., Any]) -> Callable[[], Non
 
     module.forward = wrapped
     return restore
+
+
+def _outside_of_graphs(run: Callable[..., Any], forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Let torch.compile compile what blocks compute, and not how they get their weights.
+
+    So a graph ends before each hook and begins again after it. Operators in its place would have to say that they
+    write to weights, in memory that blocks share, and torch copies weights of which it is told that.
+    """
+    compiling = eval_frame.set_eval_frame(None)
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        eval_frame.set_eval_frame(compiling)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            eval_frame.set_eval_frame(None)
+
+    try:
+        return run(compiled, *args, **kwargs)
+    finally:
+        eval_frame.set_eval_frame(compiling)
+
+
+_SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+eval_frame.set_code_exec_strategy(_outside_of_graphs.__code__, _SKIP)
 
 
 class RowTable:

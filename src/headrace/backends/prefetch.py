@@ -135,7 +135,7 @@ class PrefetchBackend(Backend):
         return entry is not None and entry[0] == index and not entry[1].cancelled
 
     def _wait(self, index: int, number: int) -> None:
-        """Wait for what is on its way; on any failure the slot is given back empty, so that the next pass tries again."""
+        """Wait for what is on its way; if it fails the slot is given back empty, so that the next pass tries again."""
         entry = self._deliveries[number]
         assert entry is not None
         assert self.schedule.owner(number) == entry[0] == index

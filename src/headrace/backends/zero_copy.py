@@ -62,7 +62,7 @@ class ZeroCopyBackend(Backend):
         raise AssertionError
 
     def close(self) -> None:
-        """Take the views back: what they show is about to be unlocked. The caller sees to it that the device is idle."""
+        """Take the views back: what they show is about to be unlocked. The caller has waited for the device."""
         with self._lock:
             super().close()
             if not self.running:
