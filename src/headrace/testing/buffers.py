@@ -89,6 +89,7 @@ class PageLocks:
         self._ended.append(region)
         self.locked_bytes -= region.nbytes
         self._simulation.end(self._simulation.on_host(f"unlock of {region.name}"), region)
+        region.keep = None
 
     def view(self, slab: Slab, *, coherent: bool) -> torch.Tensor:
         region = self._region(slab)

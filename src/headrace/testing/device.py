@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +14,11 @@ from headrace import errors
 from headrace.copying.device import Device, Event, Stream
 from headrace.copying.slots import Slab
 from headrace.testing.buffers import DeviceMemory, PageLocks
+from headrace.testing.copies import Copies
 from headrace.testing.graphs import Capture, Graph, Node, refill
-from headrace.testing.kernels import Access, Call, KernelMode, extent
-from headrace.testing.memory import Region, poison
-from headrace.testing.order import Hazard, Moment
+from headrace.testing.kernels import KernelMode, Kernels
+from headrace.testing.operators import Call
+from headrace.testing.order import Hazard
 from headrace.testing.queues import Operation, Policy, Queue
 from headrace.testing.simulation import Simulation
 
@@ -65,17 +64,6 @@ class SimulatedEvent(Event):
         return self.point.end_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """An operator's access to memory that is watched."""
-
-    access: Access
-    region: Region
-    address: int
-    nbytes: int
-    by_device: bool
-
-
 class SimulatedAccelerator(Device):
     """An accelerator made of host memory, whose copies are as late and as badly ordered as the rules allow.
 
@@ -118,19 +106,17 @@ class SimulatedAccelerator(Device):
         coherent: bool = True,
         raise_at_once: bool = True,
     ) -> None:
-        self.copy_latency_s = copy_latency_s
-        self.copy_bytes_per_s = copy_bytes_per_s
-        self.kernel_s = kernel_s
         self.refuse_page_lock = refuse_page_lock
         self.unified = unified
         self.coherent = coherent
-        self.copies = 0
-        self.copied_bytes = 0
-        self.kernels = 0
         self._simulation = Simulation(policy, seed, raise_at_once=raise_at_once)
         self._lock = self._simulation.lock
         self._memory = DeviceMemory(self._simulation, memory_bytes)
         self._page_locks = PageLocks(self._simulation)
+        self._copies = Copies(
+            self._simulation, self._memory.regions, self._page_locks, copy_latency_s, copy_bytes_per_s
+        )
+        self._kernels = Kernels(self._simulation, self._memory.regions, self._page_locks, kernel_s)
         self._capture: Capture | None = None
         self._thread = threading.local()
         self._default = self.new_stream()
@@ -315,6 +301,16 @@ class SimulatedAccelerator(Device):
 
     # --- copies ---------------------------------------------------------------------------------------------------
 
+    @property
+    def copies(self) -> int:
+        """Copies that were asked for so far."""
+        return self._copies.count
+
+    @property
+    def copied_bytes(self) -> int:
+        """The bytes of these."""
+        return self._copies.nbytes
+
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream, *, page_locked: bool) -> None:
         assert isinstance(stream, SimulatedStream)
         for tensor in (target, source):
@@ -327,54 +323,31 @@ class SimulatedAccelerator(Device):
         with self._lock:
             if not page_locked:
                 self._refuse_in_capture("copy from memory that is not page-locked")
-            put = functools.partial(self._put_copy, target, source, page_locked)
+            put = functools.partial(self._copies.put, target, source, page_locked)
             copy = self._put(stream, f"copy of {target.numel()} bytes", put)
             if not page_locked and isinstance(copy, Operation):
                 self._simulation.wait(copy)
             self._simulation.scheduler.some()
 
-    def _put_copy(
-        self, target: torch.Tensor, source: torch.Tensor, page_locked: bool, queue: Queue, after: Operation | None
-    ) -> Operation:
-        address, nbytes = extent(target)
-        origin, _ = extent(source)
-        region = self._memory.regions.find(address, nbytes)
-        source_region = self._page_locks.regions.find(origin, nbytes)
-        to = region.place(address, nbytes) if region else "elsewhere"
-        steps = (functools.partial(poison, address, nbytes), functools.partial(_move, target, source))
-        cost_s = self.copy_latency_s + nbytes / self.copy_bytes_per_s
-        what = f"copy of {nbytes} bytes to {to}"
-        copy = self._simulation.put(queue, what, after=after, steps=steps, cost_s=cost_s, over_link=True)
-        queue.last_copy = copy
-        self.copies += 1
-        self.copied_bytes += nbytes
-        if page_locked:
-            self._simulation.watch(copy, origin, nbytes, source)
-            if source_region is None:
-                why = "the source is not page-locked"
-                self._simulation.report("not-page-locked", why, copy, self._page_locks.ended(origin))
-        if source_region is not None:
-            self._simulation.access(copy, source_region, origin, nbytes, reads=True)
-        if region is None:
-            self._simulation.report("out-of-bounds", "the target is not inside of one allocation", copy)
-        else:
-            self._simulation.access(copy, region, address, nbytes, writes=True)
-        return copy
-
     # --- kernels --------------------------------------------------------------------------------------------------
+
+    @property
+    def kernels(self) -> int:
+        """Operators that ran on the device so far."""
+        return self._kernels.count
 
     def _launch(self, call: Call) -> Any:
         if call.touches_no_data or getattr(self._thread, "replaying", False):
             return call.run()
         with self._lock:
-            uses = list(self._uses(call))
+            uses = self._kernels.uses(call)
             if uses and not any(use.by_device for use in uses):
-                self._note(self._simulation.on_host(call.name), uses)
+                self._kernels.note(self._simulation.on_host(call.name), uses)
                 return call.run()
             stream = self.current_stream()
             if self._capture is not None and self._capture.has(stream):
                 return self._launch_captured(self._capture, stream, call)
-            kernel = self._put_kernel(call, uses, stream)
+            kernel = self._kernels.put(call, uses, stream)
             result = call.run()
             if call.waits:
                 self._simulation.learn(kernel)
@@ -386,7 +359,7 @@ class SimulatedAccelerator(Device):
         result, outputs = capture.run(call)
 
         def put(queue: Queue, after: Operation | None) -> Operation:
-            kernel = self._put_kernel(call, list(self._uses(call)), queue)
+            kernel = self._kernels.put(call, self._kernels.uses(call), queue)
             self._thread.replaying = True
             try:
                 refill(call, outputs)
@@ -396,35 +369,6 @@ class SimulatedAccelerator(Device):
 
         capture.add(stream, call.name, put)
         return result
-
-    def _put_kernel(self, call: Call, uses: list[_Use], queue: Queue) -> Operation:
-        """Put a kernel on a stream, and let happen what it comes after: it may run now."""
-        nbytes = sum(use.nbytes for use in uses if use.by_device)
-        cost_s = self.kernel_s(call.name, nbytes) if callable(self.kernel_s) else self.kernel_s * bool(nbytes)
-        kernel = self._simulation.put(queue, call.name, cost_s=cost_s)
-        self.kernels += 1
-        self._note(kernel, uses)
-        self._simulation.scheduler.some()
-        self._simulation.scheduler.finish(kernel)
-        return kernel
-
-    def _uses(self, call: Call) -> Iterator[_Use]:
-        for access in call.accesses():
-            address, nbytes = extent(access.tensor)
-            if not nbytes or access.tensor.device != self.torch_device:
-                continue
-            if viewed := self._page_locks.viewed(access.tensor):
-                yield _Use(access, *viewed, nbytes, by_device=True)
-            elif region := self._memory.regions.find(address, nbytes):
-                yield _Use(access, region, address, nbytes, by_device=True)
-            elif region := self._page_locks.regions.find(address, nbytes):
-                yield _Use(access, region, address, nbytes, by_device=False)
-
-    def _note(self, moment: Moment, uses: list[_Use]) -> None:
-        for use in uses:
-            self._simulation.access(
-                moment, use.region, use.address, use.nbytes, reads=use.access.reads, writes=use.access.writes
-            )
 
     # --- graphs ---------------------------------------------------------------------------------------------------
 
@@ -460,7 +404,3 @@ class SimulatedAccelerator(Device):
         if self._capture is not None:
             why = "the host cannot wait while a graph is captured"
             self._simulation.report("capture-unsupported", why, self._simulation.on_host(what), self._capture.began)
-
-
-def _move(target: torch.Tensor, source: torch.Tensor) -> None:
-    ctypes.memmove(target.data_ptr(), source.data_ptr(), target.numel())

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from headrace.testing.kernels import Call, extent, tensors_in
 from headrace.testing.memory import poison
+from headrace.testing.operators import Call, extent, tensors_in
 from headrace.testing.order import Moment, Timeline
 from headrace.testing.queues import Operation, Queue
 

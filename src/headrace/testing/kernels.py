@@ -1,8 +1,7 @@
-"""What an operator does to its arguments: which it reads, which it writes. Knows no streams and no device."""
+"""Operators as kernels: which memory each touches, and its place on a stream. Knows no graphs and no seam."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,103 +10,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# In place, and yet what was there before makes no difference.
-_OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_", "set_", "resize_"}
-# Of these only the shape counts, or where they lie.
-_METADATA = {"set_", "resize_", "is_same_size", "is_pinned", "record_stream"}
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """An operator's use of one tensor."""
-
-    tensor: torch.Tensor
-    reads: bool
-    writes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An operator with its arguments."""
-
-    operator: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    def run(self) -> Any:
-        return self.operator(*self.args, **self.kwargs)
-
-    @property
-    def name(self) -> str:
-        return str(self.operator)
-
-    @property
-    def touches_no_data(self) -> bool:
-        """A view, or one of those that look at the shape alone: nothing that a device would do."""
-        return _traits(self.operator).touches_no_data
-
-    @property
-    def waits(self) -> bool:
-        """Whether the host needs the result at once: `item`, `equal`, `nonzero`."""
-        return _traits(self.operator).waits
-
-    def accesses(self) -> Iterator[Access]:
-        traits = _traits(self.operator)
-        for value, (reads, writes) in zip(self.args, traits.positional, strict=False):
-            yield from (Access(tensor, reads, writes) for tensor in tensors_in(value))
-        for name, value in self.kwargs.items():
-            reads, writes = traits.by_name[name]
-            yield from (Access(tensor, reads, writes) for tensor in tensors_in(value))
-
-
-@dataclass(frozen=True, slots=True)
-class _Traits:
-    touches_no_data: bool
-    waits: bool
-    positional: tuple[tuple[bool, bool], ...]
-    by_name: Mapping[str, tuple[bool, bool]]
-
-
-@functools.cache
-def _traits(operator: Any) -> _Traits:
-    schema = operator._schema
-    name = schema.name.partition("::")[2]
-    uses = {}
-    for argument in schema.arguments:
-        writes = argument.alias_info is not None and argument.alias_info.is_write
-        overwritten = writes and (argument.kwarg_only or name in _OVERWRITES)
-        uses[argument.name] = (not overwritten, writes)
-    aliases = [argument.alias_info for argument in schema.arguments if argument.alias_info is not None]
-    is_view = bool(aliases) and not any(alias.is_write for alias in aliases)
-    tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-    return _Traits(
-        touches_no_data=is_view or name in _METADATA or name.startswith("new_") or name.endswith("_like"),
-        waits=any(tag in operator.tags for tag in tags),
-        positional=tuple(uses.values()),
-        by_name=uses,
-    )
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an argument or a result, which may be lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-
-
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address and bytes from the first to the last element; what strides leave out in between counts too."""
-    if tensor.numel() == 0:
-        return tensor.data_ptr(), 0
-    strides: Sequence[int] = tensor.stride()
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
-    return tensor.data_ptr(), (last + 1) * tensor.element_size()
+from headrace.testing.buffers import PageLocks
+from headrace.testing.memory import Region, Regions
+from headrace.testing.operators import Access, Call, extent
+from headrace.testing.order import Moment
+from headrace.testing.queues import Operation, Queue
+from headrace.testing.simulation import Simulation
 
 
 class KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Hands every operator that runs on plain CPU tensors of this thread to `launch`."""
+    """Hands every operator that runs on plain tensors of this thread to `launch`."""
 
     def __init__(self, launch: Callable[[Call], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,4 +30,70 @@ class KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
     ) -> Any:
         if any(cls not in (torch.Tensor, nn.Parameter) for cls in types):
             return NotImplemented  # a subclass unwraps itself first; the operators that it consists of come here
-        return self._launch(Call(func, args, kwargs or {}))
+        call = Call(func, args, kwargs or {})
+        if call.consists_of_others:
+            with self:
+                return func.decompose(*call.args, **call.kwargs)
+        return self._launch(call)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """An operator's access to memory that is watched."""
+
+    access: Access
+    region: Region
+    address: int
+    nbytes: int
+    by_device: bool
+
+
+class Kernels:
+    """The operators that ran on the device."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        buffers: Regions,
+        page_locks: PageLocks,
+        kernel_s: float | Callable[[str, int], float],
+    ) -> None:
+        self.kernel_s = kernel_s
+        self.count = 0
+        self._simulation = simulation
+        self._buffers = buffers
+        self._page_locks = page_locks
+
+    def put(self, call: Call, uses: list[Use], queue: Queue) -> Operation:
+        """Put a kernel on a stream, and let happen what it comes after: it may run now."""
+        nbytes = sum(use.nbytes for use in uses if use.by_device)
+        cost_s = self.kernel_s(call.name, nbytes) if callable(self.kernel_s) else self.kernel_s * bool(nbytes)
+        kernel = self._simulation.put(queue, call.name, cost_s=cost_s)
+        self.count += 1
+        self.note(kernel, uses)
+        self._simulation.scheduler.some()
+        self._simulation.scheduler.finish(kernel)
+        return kernel
+
+    def uses(self, call: Call) -> list[Use]:
+        """What of its arguments lies in memory that is watched."""
+        return list(self._find(call))
+
+    def _find(self, call: Call) -> Iterator[Use]:
+        for access in call.accesses():
+            address, nbytes = extent(access.tensor)
+            if not nbytes or access.tensor.device != torch.device("cpu"):
+                continue
+            if viewed := self._page_locks.viewed(access.tensor):
+                yield Use(access, *viewed, nbytes, by_device=True)
+            elif region := self._buffers.find(address, nbytes):
+                yield Use(access, region, address, nbytes, by_device=True)
+            elif region := self._page_locks.regions.find(address, nbytes):
+                yield Use(access, region, address, nbytes, by_device=False)
+
+    def note(self, moment: Moment, uses: list[Use]) -> None:
+        """`moment` uses all of these."""
+        for use in uses:
+            self._simulation.access(
+                moment, use.region, use.address, use.nbytes, reads=use.access.reads, writes=use.access.writes
+            )

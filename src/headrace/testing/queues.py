@@ -97,3 +97,4 @@ class Scheduler:
         if not operation.steps:
             assert operation.queue.pending.popleft() is operation
             operation.done = True
+            operation.after = None  # or every operation would keep all those before it
