@@ -132,7 +132,7 @@ class PrefetchBackend(Backend):
     def _holds(self, number: int, index: int) -> bool:
         """Whether block `index` was brought to this slot: an interrupt may come between the schedule's tag and that."""
         entry = self._deliveries[number]
-        return entry is not None and entry[0] == index and not entry[1].cancelled
+        return entry is not None and entry[0] == index
 
     def _wait(self, index: int, number: int) -> None:
         """Wait for what is on its way; if it fails the slot is given back empty, so that the next pass tries again."""

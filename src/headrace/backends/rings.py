@@ -34,14 +34,6 @@ class Delivery(Protocol):
     def ready(self) -> bool:
         """Whether `wait` returns at once."""
 
-    @property
-    def failed(self) -> bool:
-        """Whether `wait` raises."""
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether it was given up."""
-
     def cancel(self) -> None:
         """Give up what has not begun."""
 
@@ -145,22 +137,13 @@ class DeviceDelivery:
         self._ring = ring
         self._ticket: Ticket | None = None
         self._begun = threading.Event()
-        self._cancelled = False
+        self._given_up = False
 
     @property
     def ready(self) -> bool:
         return self._begun.is_set() and (self._ticket is None or self._ticket.ready)
 
-    @property
-    def failed(self) -> bool:
-        return self._cancelled or (self._ticket is not None and self._ticket.failed)
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled
-
     def cancel(self) -> None:
-        self._cancelled = True
         self._ring.staging.forget(self)
         if self._ticket is not None:
             self._ticket.cancel()
@@ -172,13 +155,19 @@ class DeviceDelivery:
 
     def wait(self) -> None:
         self.wait_idle()
+        assert not self._given_up, "nobody waits for what was given up"
         if self._ticket is not None:
             self._ticket.wait()
         self._ring.wait_arrived(self.slot)
 
     def begin(self, ticket: Ticket | None) -> None:
-        """It is on its way; or, without a ticket, copied already or given up."""
+        """It is on its way; or, without a ticket, copied already."""
         self._ticket = ticket
+        self._begun.set()
+
+    def give_up(self) -> None:
+        """It will not begin any more."""
+        self._given_up = True
         self._begun.set()
 
 
@@ -368,7 +357,7 @@ class Staging:
             if delivery not in self._waiting:
                 return
             self._waiting.remove(delivery)
-        delivery.begin(None)
+        delivery.give_up()
 
     def _read_next(self, *, urgent: bool = False) -> None:
         with self._lock:
@@ -397,8 +386,7 @@ class Staging:
         except errors.ClosedError:
             with self._lock:
                 self._free.append(slab)
-            delivery.cancel()
-            delivery.begin(None)
+            delivery.give_up()
             raise
         delivery.begin(ticket)
 

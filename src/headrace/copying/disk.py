@@ -61,10 +61,6 @@ class Ticket:
         return self._error is not None
 
     @property
-    def cancelled(self) -> bool:
-        return self._cancelled
-
-    @property
     def wanted(self) -> bool:
         """False once reading on makes no sense."""
         return self._error is None and not self._cancelled
