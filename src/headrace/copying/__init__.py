@@ -1,1 +1,1 @@
-"""Moving bytes: slabs of memory (`slots`) and the threads that fill them from disk (`disk`)."""
+"""Moving bytes: slabs of memory, the threads that fill them from disk, and what takes them to an accelerator."""

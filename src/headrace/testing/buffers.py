@@ -27,11 +27,14 @@ class DeviceMemory:
         self._simulation = simulation
         self._count = 0
 
+    @property
+    def free_bytes(self) -> int:
+        return self.limit_bytes - self.allocated_bytes
+
     def allocate(self, nbytes: int, purpose: str) -> torch.Tensor:
-        free_bytes = self.limit_bytes - self.allocated_bytes
-        if nbytes > free_bytes:
+        if nbytes > self.free_bytes:
             raise errors.OutOfDeviceMemory(
-                purpose=purpose, requested_bytes=nbytes, free_bytes=free_bytes, total_bytes=self.limit_bytes
+                purpose=purpose, requested_bytes=nbytes, free_bytes=self.free_bytes, total_bytes=self.limit_bytes
             )
         owner = (ctypes.c_uint8 * (nbytes + 3 * ALIGNMENT))()
         offset = -ctypes.addressof(owner) % (2 * ALIGNMENT) + ALIGNMENT  # an odd multiple

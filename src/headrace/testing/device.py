@@ -55,13 +55,9 @@ class SimulatedEvent(Event):
 
     def seconds_since(self, earlier: Event) -> float:
         assert isinstance(earlier, SimulatedEvent)
-        return self.time_s - earlier.time_s
-
-    @property
-    def time_s(self) -> float:
-        """When it happens, in simulated seconds."""
         assert isinstance(self.point, Operation), "it was not recorded, or in a capture"
-        return self.point.end_s
+        assert isinstance(earlier.point, Operation), "the earlier one was not recorded, or in a capture"
+        return self.point.end_s - earlier.point.end_s
 
 
 class SimulatedAccelerator(Device):
@@ -265,7 +261,7 @@ class SimulatedAccelerator(Device):
 
     @property
     def free_bytes(self) -> int:
-        return self._memory.limit_bytes - self._memory.allocated_bytes
+        return self._memory.free_bytes
 
     @property
     def page_locked_bytes(self) -> int:

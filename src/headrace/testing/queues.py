@@ -39,6 +39,7 @@ class Queue(Timeline):
         self.last: Operation | None = None
         self.last_copy: Operation | None = None
         self.busy_s = 0.0
+        """What its operations take together."""
         self.free_s = 0.0
         """When the last operation ends."""
 
