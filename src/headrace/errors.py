@@ -244,6 +244,26 @@ class UnsupportedModel(UserError):
     }
 
 
+class ConfigLacksFields(UserError):
+    """A config.json does not say how large the model is."""
+
+    model: str
+    model_type: str
+    missing: Sequence[str]
+    wrong: Sequence[str]
+    template = (
+        "The config of {model!r} (model_type {model_type}) does not say how large the model is: missing is "
+        "{missing:list}; unusable is {wrong:list}."
+    )
+    remedy = "Copy config.json again from where the model came from; all of these fields are needed."
+    example = {
+        "model": "models/cut/config.json",
+        "model_type": "llama",
+        "missing": ["hidden_size", "num_hidden_layers"],
+        "wrong": ["vocab_size is 'many'"],
+    }
+
+
 class RemoteCodeRefused(UserError):
     """The config asks for code that ships with the checkpoint."""
 
@@ -318,6 +338,28 @@ class BudgetTooSmall(BudgetError):
         "ring_bytes": 2**29,
         "kv_bytes": 2**26,
         "working_bytes": 2**28,
+    }
+
+
+class HostBudgetTooSmall(BudgetError):
+    """The host's budget beside an accelerator does not even hold what passes through it."""
+
+    host_bytes: int
+    needed_bytes: int
+    baseline_bytes: int
+    ring_bytes: int
+    staging_bytes: int
+    template = (
+        "A host budget of {host_bytes:size} is too small: the least that runs this is {needed_bytes:size} (interpreter "
+        "and libraries {baseline_bytes:size}, ring of slots {ring_bytes:size}, staging {staging_bytes:size})."
+    )
+    remedy = "Use --host-memory {needed_bytes:flag} or more; weights that do not fit then stay on disk."
+    example = {
+        "host_bytes": 2**29,
+        "needed_bytes": 2**30,
+        "baseline_bytes": 2**29,
+        "ring_bytes": 2**28,
+        "staging_bytes": 2**24,
     }
 
 

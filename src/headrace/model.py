@@ -20,6 +20,9 @@ from headrace import errors
 from headrace.blocks import Block, Blocks, Weight, find_stacks, named_sites
 from headrace.core import BlockKind, BlockShape, ModelShape, ParamShape
 from headrace.origins import TORCH_DTYPES, collect_weights, trace, untie_different
+from headrace.sizing import running
+from headrace.sizing.fields import Fields
+from headrace.sizing.shape import used_share
 from headrace.store import Checkpoint
 
 
@@ -277,27 +280,33 @@ def _name_of(model: nn.Module, wanted: nn.Module) -> str:
 
 
 def _shape(model: Any, blocks: Blocks, config: Any, dtype: torch.dtype) -> ModelShape:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = Fields(config.to_dict(), type(model).__name__).text
     element = next(iter(blocks.weights())).meta.element_size()
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-    vocabulary = int(getattr(text, "vocab_size", 0) or 0)
+    share = running.expert_share(text)
+    cache = running.cache_shape(text, element)
     return ModelShape(
         blocks=tuple(
             BlockShape(
                 block.name,
-                tuple(ParamShape(weight.name, weight.nbytes, weight.movable) for weight in block.weights),
+                tuple(
+                    ParamShape(weight.name, weight.nbytes, weight.movable, used_share(weight.name, share))
+                    for weight in block.weights
+                ),
                 block.kind,
                 gathered=block.kind == "embedding",
             )
             for block in blocks.moving
         ),
         fixed_bytes=sum(weight.nbytes for weight in blocks.fixed) + buffers,
-        kv_bytes_per_token=_kv_bytes_per_token(text, element),
-        activation_bytes_per_token=_activation_bytes_per_token(text, element),
+        kv_bytes_per_token=cache.full_bytes_per_token,
+        activation_bytes_per_token=running.activation_bytes_per_token(text, element),
         head_bytes=_head_bytes(model),
         head_always_copied=dtype == torch.float16,
-        # Scores in the model's dtype, in float32, and sorted copies with their indices while sampling.
-        logits_bytes=vocabulary * (element + 4 * 4 + 8),
+        logits_bytes=running.logits_bytes(text, element),
+        kv_window_bytes_per_token=cache.window_bytes_per_token,
+        kv_window_tokens=cache.window_tokens,
+        element_bytes=element,
     )
 
 
@@ -306,24 +315,3 @@ def _head_bytes(model: Any) -> int:
     if not isinstance(head, nn.Linear) or isinstance(head, FoldedLinear):
         return 0
     return head.weight.numel() * head.weight.element_size()
-
-
-def _kv_bytes_per_token(text: Any, element: int) -> int:
-    layers = int(getattr(text, "num_hidden_layers", 0) or 0)
-    heads = int(getattr(text, "num_attention_heads", 0) or 0)
-    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
-    hidden = int(getattr(text, "hidden_size", 0) or 0)
-    head_dim = int(getattr(text, "head_dim", None) or (hidden // heads if heads else 0))
-    return 2 * layers * kv_heads * head_dim * element
-
-
-def _activation_bytes_per_token(text: Any, element: int) -> int:
-    """Hidden states (residual, normed, and once in float32), the MLP's four. A 3072 x 8192 layer in bfloat16 took
-    74 KiB per token where this says 110 (docs/log.md).
-    """
-    hidden = int(getattr(text, "hidden_size", 0) or 0)
-    inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
-    inner = max(inner) if isinstance(inner, (list, tuple)) else int(inner)
-    experts = int(getattr(text, "num_experts_per_tok", 0) or 0)
-    inner = max(inner, experts * int(getattr(text, "moe_intermediate_size", 0) or 0) * 2)
-    return element * (4 * hidden + 4 * inner) + 8 * hidden
