@@ -152,6 +152,8 @@ class Machine:
     """Of a product of two matrices on the processor; 0 if it was not measured."""
     layer_overhead_s: float = 0.0
     """What running one layer takes beside its weights: the interpreter, and starting kernels."""
+    pass_overhead_s: float = 0.0
+    """What a pass takes beside its layers: choosing the token, and the loop around it."""
     accelerator: Accelerator | None = None
     """None: the processor is the device, and its memory holds the residents."""
 
@@ -191,7 +193,7 @@ class Bound:
     link: Literal["disk", "link"] = "disk"
     """What that link is: the disk, or with an accelerator the one between host and device."""
     disk_bytes: int = 0
-    """Part of the moved bytes that the host does not hold either; 0 without an accelerator, where `link` is the disk."""
+    """Part of the moved bytes that the host does not hold either; 0 where the disk is the link itself."""
     disk_bytes_per_s: float = 0.0
 
     @property

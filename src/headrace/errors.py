@@ -310,6 +310,16 @@ class NotLoadedHere(UserError):
     example = {"given": "LlamaForCausalLM"}
 
 
+class UnusableMachineFile(UserError):
+    """A machine file that is not one, of another version, or with rates that no machine has."""
+
+    file: str
+    reason: str
+    template = "The machine file {file!r} cannot be used: {reason}."
+    remedy = "Write it again on that machine with `headrace machine --output FILE`."
+    example = {"file": "machine.json", "reason": "its version is 0, and this Headrace reads version 1"}
+
+
 class BudgetError(UserError):
     """The memory asked for does not hold what was asked for."""
 
@@ -391,6 +401,68 @@ class NotEnoughMemory(BudgetError):
         "(--max-tokens, --context) make the KV cache smaller."
     )
     example = {"needed_bytes": 2**30, "free_bytes": 2**29}
+
+
+class GpuTooSmall(BudgetError):
+    """Even with everything offloaded that vLLM or SGLang can offload, a GPU does not hold the rest."""
+
+    engine: str
+    gpus: int
+    device: str
+    capacity_bytes: int
+    needed_bytes: int
+    stays_bytes: int
+    around_bytes: int
+    kv_bytes: int
+    tokens: int
+    other_bytes: int
+    ways: Sequence[str]
+    """Each was worked out and fits."""
+    template = (
+        "No offload flags of {engine} make this fit on {gpus} x {device}: one may fill {capacity_bytes:size}, and the "
+        "least that is needed is {needed_bytes:size} (layers and buffers {stays_bytes:size}, embeddings, head and what "
+        "else is never offloaded {around_bytes:size}, KV cache for {tokens} tokens {kv_bytes:size}, activations, "
+        "graphs and context {other_bytes:size})."
+    )
+    remedy = "What would do, one of: {ways:list}."
+    example = {
+        "engine": "vllm",
+        "gpus": 1,
+        "device": "L4",
+        "capacity_bytes": 2**34,
+        "needed_bytes": 2**35,
+        "stays_bytes": 2**34,
+        "around_bytes": 2**33,
+        "kv_bytes": 2**33,
+        "tokens": 131072,
+        "other_bytes": 2**30,
+        "ways": ["--gpus 2", "--context 8192"],
+    }
+
+
+class HostTooSmall(BudgetError):
+    """What would have to leave the GPUs does not fit into the host's memory as vLLM and SGLang pin it."""
+
+    engine: str
+    needed_bytes: int
+    payload_bytes: int
+    host_bytes: int
+    gpus: int
+    ways: Sequence[str]
+    """Each was worked out and fits."""
+    template = (
+        "{engine} would pin {needed_bytes:size} of host memory for {payload_bytes:size} of weights (for {gpus} GPU in "
+        "all; each tensor takes the next power of two), and {host_bytes:size} may be used."
+    )
+    remedy = "On a host that has it, pass --host-memory {needed_bytes:flag}; {ways:list}."
+    example = {
+        "engine": "vllm",
+        "needed_bytes": 2**38,
+        "payload_bytes": 2**37,
+        "host_bytes": 2**36,
+        "gpus": 2,
+        "ways": ["--gpus 4 would do here"],
+    }
 
 
 # --- the files ----------------------------------------------------------------------------------------------------

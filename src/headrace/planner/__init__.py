@@ -4,7 +4,16 @@
 `reasons` puts the choices into words.
 """
 
-from headrace.planner.choose import least_memory_bytes, memory_for_share, plan
-from headrace.planner.costs import Demand
+from headrace.planner.choose import least_memory_bytes, memory_for_share, plan, resident_memory_bytes
+from headrace.planner.costs import DEFAULT_CONTEXT, MARGIN_BYTES, MEMORY_SHARE, Demand
 
-__all__ = ["Demand", "least_memory_bytes", "memory_for_share", "plan"]
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "MARGIN_BYTES",
+    "MEMORY_SHARE",
+    "Demand",
+    "least_memory_bytes",
+    "memory_for_share",
+    "plan",
+    "resident_memory_bytes",
+]

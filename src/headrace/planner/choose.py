@@ -48,6 +48,11 @@ def memory_for_share(shape: ModelShape, demand: Demand, share: float) -> int:
     return costs.overhead_bytes(shape, demand) + int(share * shape.weight_bytes)
 
 
+def resident_memory_bytes(shape: ModelShape, demand: Demand) -> int:
+    """The smallest budget in which nothing has to move."""
+    return costs.overhead_bytes(shape, demand) + shape.weight_bytes
+
+
 def least_memory_bytes(shape: ModelShape, demand: Demand) -> int:
     """The smallest budget in which everything that can move streams, in whole MiB."""
     tables = [block for block in shape.blocks if block.gathered and _all_movable(block)]
@@ -280,7 +285,7 @@ def _assemble(
         memory=memory,
         bound=costs.bound(costs.decode_compute_s(shape, machine, demand), machine, per_pass, from_disk),
         prefill=costs.bound(costs.prefill_compute_s(shape, machine, demand), machine, per_pass, from_disk),
-        overhead_s=machine.layer_overhead_s * costs.layer_count(shape),
+        overhead_s=machine.pass_overhead_s + machine.layer_overhead_s * costs.layer_count(shape),
         batch=demand.batch,
         host=None if below is None else below.host,
         on_host=() if below is None else tuple(below.on_host.items()),

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 from headrace.core import Bound, Machine, ModelShape
 
+MARGIN_BYTES = 48 * 2**20
+"""Kernels' scratch, allocator slack and code loaded on first use: measured as at most 30 MiB (docs/log.md)."""
+
+MEMORY_SHARE = 0.9
+"""Of what is free, when no budget is given."""
+
+DEFAULT_CONTEXT = 2048
+"""Tokens that memory is planned for, when nobody says."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:

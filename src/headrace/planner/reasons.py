@@ -84,7 +84,7 @@ def _ring(made: Plan) -> Iterator[Choice]:
 def _speed(made: Plan, demand: Demand) -> Iterator[Choice]:
     bound = made.bound
     each = "a pass makes one token" if made.batch == 1 else f"a pass makes {made.batch} tokens"
-    yield Choice("bound", f"{1 / bound.seconds:.2f} passes/s", f"{each}: {_limits(bound)}")
+    yield Choice("bound", f"{1 / bound.seconds:.3g} passes/s", f"{each}: {_limits(bound)}")
     if made.prefill is not None:
         tokens = demand.prefill_tokens * made.batch
         yield Choice(

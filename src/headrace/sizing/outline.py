@@ -34,8 +34,8 @@ class Tensor:
     """None for what is never quantized: norms, biases, tables, convolutions."""
     dtype: str = ""
     """torch's name; empty for the model's own."""
-    nbytes: int | None = None
-    """None: what shape and dtype make. Set where the tensor is stored in another form."""
+    pieces: tuple[int, ...] = ()
+    """Where it is stored in another form than shape and dtype make: the bytes of each tensor that it is stored as."""
 
     @property
     def numel(self) -> int:
@@ -43,7 +43,7 @@ class Tensor:
 
     def bytes_in(self, dtype: str) -> int:
         """In a model of this dtype."""
-        return self.nbytes if self.nbytes is not None else self.numel * ELEMENT_BYTES[self.dtype or dtype]
+        return sum(self.pieces) if self.pieces else self.numel * ELEMENT_BYTES[self.dtype or dtype]
 
 
 @dataclass(slots=True)

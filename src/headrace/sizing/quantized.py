@@ -15,8 +15,8 @@ from headrace.errors import Reason
 from headrace.sizing.fields import Fields
 from headrace.sizing.outline import ELEMENT_BYTES, Matrices, Outline, Tensor
 
-Stored = Callable[[Matrices], int]
-"""Bytes of ONE of the matrices (the count is not looked at)."""
+Stored = Callable[[Matrices], tuple[int, ...]]
+"""Bytes of each tensor that ONE of the matrices is stored as (the count is not looked at)."""
 
 
 class UnknownQuantization(Reason):
@@ -39,7 +39,8 @@ def quantize(outline: Outline, fields: Fields, dtype: str) -> Outline:
     for tensor in outline.tensors:
         stored = stored_as(tensor) if tensor.matrices is not None else None
         if tensor.matrices is not None and stored is not None:
-            tensor = dataclasses.replace(tensor, nbytes=tensor.matrices.count * stored(tensor.matrices))
+            pieces = tuple(tensor.matrices.count * nbytes for nbytes in stored(tensor.matrices))
+            tensor = dataclasses.replace(tensor, pieces=pieces)
         tensors.append(tensor)
     return dataclasses.replace(outline, tensors=tensors)
 
@@ -81,10 +82,10 @@ def _groups(columns: int, size: int) -> int:
 def _gptq(settings: Mapping[str, Any], outline: Outline, dtype: str) -> _Rule:
     bits, size = _whole(settings, "bits"), _whole(settings, "group_size", 128)
 
-    def stored(matrices: Matrices) -> int:
+    def stored(matrices: Matrices) -> tuple[int, ...]:
         rows, columns = matrices.rows, matrices.columns
         groups = _groups(columns, size)
-        return columns * rows * bits // 8 + groups * rows * bits // 8 + groups * rows * 2 + columns * 4
+        return columns * rows * bits // 8, groups * rows * bits // 8, groups * rows * 2, columns * 4
 
     def rule(tensor: Tensor) -> Stored | None:
         left = _skipped(tensor, settings.get("modules_to_not_convert")) or not _in_a_layer(tensor)
@@ -98,10 +99,10 @@ def _awq(settings: Mapping[str, Any], outline: Outline, dtype: str) -> _Rule:
     if settings.get("version", "gemm") != "gemm":
         raise UnknownQuantization(f"the layout of AWQ's version {settings['version']!r} is not known here")
 
-    def stored(matrices: Matrices) -> int:
+    def stored(matrices: Matrices) -> tuple[int, ...]:
         rows, columns = matrices.rows, matrices.columns
         groups = _groups(columns, size)
-        return columns * rows * bits // 8 + groups * rows * bits // 8 + groups * rows * 2
+        return columns * rows * bits // 8, groups * rows * bits // 8, groups * rows * 2
 
     def rule(tensor: Tensor) -> Stored | None:
         left = _is_head(tensor, outline) or _skipped(tensor, settings.get("modules_to_not_convert"))
@@ -114,11 +115,11 @@ def _fp8(settings: Mapping[str, Any], outline: Outline, dtype: str) -> _Rule:
     blocks = settings.get("weight_block_size")
     static = 4 if settings.get("activation_scheme") == "static" else 0
 
-    def stored(matrices: Matrices) -> int:
+    def stored(matrices: Matrices) -> tuple[int, ...]:
         scales = 1
         if isinstance(blocks, (list, tuple)) and len(blocks) == 2:
             scales = -(-matrices.rows // blocks[0]) * -(-matrices.columns // blocks[1])
-        return matrices.rows * matrices.columns + 4 * scales + static
+        return matrices.rows * matrices.columns, 4 * scales, static
 
     def rule(tensor: Tensor) -> Stored | None:
         left = _is_head(tensor, outline) or _skipped(tensor, settings.get("modules_to_not_convert"))
@@ -130,9 +131,9 @@ def _fp8(settings: Mapping[str, Any], outline: Outline, dtype: str) -> _Rule:
 def _mxfp4(settings: Mapping[str, Any], outline: Outline, dtype: str) -> _Rule:
     """Blocks of 32 numbers of 4 bits with one scale of 8; of GPT-OSS the experts alone."""
 
-    def stored(matrices: Matrices) -> int:
+    def stored(matrices: Matrices) -> tuple[int, ...]:
         blocks = matrices.rows * -(-matrices.columns // 32)
-        return 16 * blocks + blocks
+        return 16 * blocks, blocks
 
     return lambda tensor: stored if ".experts." in tensor.name else None
 
@@ -176,7 +177,7 @@ def _compressed_scheme(group: Mapping[str, Any], form: str, dtype: str) -> Store
     packed, zeros = form == "pack-quantized", not weights.get("symmetric", True)
     static = scale_bytes if inputs and not inputs.get("dynamic") else 0
 
-    def stored(matrices: Matrices) -> int:
+    def stored(matrices: Matrices) -> tuple[int, ...]:
         rows, columns = matrices.rows, matrices.columns
         groups = _groups(columns, size)
         scales = {"tensor": 1, "channel": rows, "group": rows * groups}.get(strategy)
@@ -185,13 +186,16 @@ def _compressed_scheme(group: Mapping[str, Any], form: str, dtype: str) -> Store
             scales = -(-rows // height) * -(-columns // width)
         if scales is None:
             raise UnknownQuantization(f"compressed-tensors' strategy {strategy!r} is not known here")
-        nbytes = scales * scale_bytes + static
+        small = (scales * scale_bytes, static)
         if not packed:
-            return nbytes + rows * columns + (scales if zeros else 0)
-        nbytes += rows * -(-columns * bits // 32) * 4 + 16  # the shape, as two int64
-        if zeros:
-            nbytes += -(-rows * bits // 32) * 4 * (scales // rows)
-        return nbytes + (4 * columns if weights.get("actorder") == "group" else 0)
+            return rows * columns, *small, scales if zeros else 0
+        return (
+            rows * -(-columns * bits // 32) * 4,
+            *small,
+            16,  # the shape, as two int64
+            -(-rows * bits // 32) * 4 * (scales // rows) if zeros else 0,
+            4 * columns if weights.get("actorder") == "group" else 0,
+        )
 
     return stored
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -46,25 +47,30 @@ def stored_outline(tensors: Mapping[str, StoredTensor]) -> Outline:
         shape = first.shape if len(parts) == 1 else (len(parts), *first.shape)
         matrices = Matrices(len(parts), *first.shape) if len(first.shape) == 2 else None
         out.tensors.append(
-            Tensor(name, shape, matrices, TORCH_NAMES.get(first.dtype, ""), sum(part.nbytes for part in parts))
+            Tensor(name, shape, matrices, TORCH_NAMES.get(first.dtype, ""), (sum(part.nbytes for part in parts),))
         )
     return out
 
 
 def unlike(outline: Outline, tensors: Mapping[str, StoredTensor], dtype: str) -> str | None:
-    """Why the checkpoint is not that of the outline, or None if its bytes are the outline's.
+    """Why the checkpoint is not that of the outline, or None if it holds just that.
 
     What is stored beside the model (layers past its last one, heads that predict further tokens) is not counted.
+    Numbers are compared and not bytes, since a checkpoint may store some in another dtype; of quantized ones, bytes.
     """
-    expected = sum(tensor.numel for tensor in (*outline.tensors, *outline.buffers))
     numbers = _numbers(outline)
-    kept = [tensor for name, tensor in tensors.items() if not _is_beyond(name, numbers)]
-    found = sum(_numel(tensor) for tensor in kept)
-    if outline.tied and (twice := tensors.get(f"{outline.head}.weight")) and found != expected:
-        found -= _numel(twice)
-    if found == expected:
-        return None
-    return f"its headers hold {found} numbers, and its config describes {expected}"
+    kept = {name: tensor for name, tensor in tensors.items() if not _is_beyond(name, numbers)}
+    described = (*outline.tensors, *outline.buffers)
+    if any(tensor.pieces for tensor in outline.tensors):
+        unit, size = "bytes", _nbytes
+        expected = sum(tensor.bytes_in(dtype) for tensor in described)
+    else:
+        unit, size = "numbers", _numel
+        expected = sum(tensor.numel for tensor in described)
+    found = sum(size(tensor) for tensor in kept.values())
+    if outline.tied and found != expected and (twice := kept.get(f"{outline.head}.weight")):
+        found -= size(twice)
+    return None if found == expected else f"its headers hold {found} {unit}, and its config describes {expected}"
 
 
 def converted(outline: Outline, tensors: Mapping[str, StoredTensor], dtype: str) -> frozenset[str]:
@@ -92,10 +98,11 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _numel(tensor: StoredTensor) -> int:
-    numel = 1
-    for size in tensor.shape:
-        numel *= size
-    return numel
+    return math.prod(tensor.shape)
+
+
+def _nbytes(tensor: StoredTensor) -> int:
+    return tensor.nbytes
 
 
 def _numbers(outline: Outline) -> int:
