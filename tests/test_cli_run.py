@@ -280,7 +280,9 @@ def test_a_budget_beyond_what_is_free(run: Run, tiny: Path, monkeypatch: pytest.
     free_bytes = int(int(least[1]) * 2**20 / 0.9) + 2**20
     monkeypatch.setattr(machine, "available_bytes", lambda: free_bytes)
     # The cache for more tokens is what does not fit; a smaller budget leaves more of the weights on disk.
-    monkeypatch.setattr("headrace.planner._kv_bytes", lambda shape, demand: 0 if demand.memory_bytes < 2**40 else 2**38)
+    monkeypatch.setattr(
+        "headrace.planner.costs.kv_bytes", lambda shape, demand: 0 if demand.memory_bytes < 2**40 else 2**38
+    )
     done = run(tiny, "-p", "hi", "--memory", "2TiB")
     is_one_error(done, "can have only", "or leave it out: weights that do not fit then stay on disk")
     named = re.search(r"Use --memory (\S+),", done.err)

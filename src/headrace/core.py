@@ -62,6 +62,8 @@ class ParamShape:
     nbytes: int
     movable: bool = True
     """False if it must stay in device memory: stored in another dtype than it runs in, or not stored at all."""
+    used_share: float = 1.0
+    """Part of its bytes that one token's pass reads: of stacked experts only those that the token chooses."""
 
 
 BlockKind = Literal["layer", "tower", "embedding", "head"]
@@ -92,7 +94,7 @@ class ModelShape:
     fixed_bytes: int
     """Parameters outside of blocks and buffers: always resident."""
     kv_bytes_per_token: int
-    """Of one sequence, over all layers."""
+    """Of one sequence, over all layers that keep every token."""
     activation_bytes_per_token: int
     """Live at once in the widest layer, for one token of a prefill."""
     head_bytes: int
@@ -101,6 +103,11 @@ class ModelShape:
     """... or, in float16, of any."""
     logits_bytes: int
     """Of one position of one sequence, with the copies that sampling makes."""
+    kv_window_bytes_per_token: int = 0
+    """Of one sequence, over the layers that keep only the last `kv_window_tokens`."""
+    kv_window_tokens: int = 0
+    element_bytes: int = 2
+    """Of one number in the dtype that the model runs in."""
 
     @property
     def weight_bytes(self) -> int:
@@ -117,6 +124,21 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A device of its own, measured or by its data sheet."""
+
+    name: str
+    memory_bytes: int
+    link: Link
+    """From the host's memory."""
+    memory_bytes_per_s: float
+    operations_per_s: float
+    """Of dense products in 16-bit floats."""
+    source: str
+    """Where these figures come from."""
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What this machine has, measured."""
 
@@ -125,7 +147,30 @@ class Machine:
     cores: int
     disk: Link
     compute_bytes_per_s: float
-    """Weight bytes that a matrix-vector product gets through in a second."""
+    """Weight bytes that a matrix-vector product gets through in a second, on the processor."""
+    compute_operations_per_s: float = 0.0
+    """Of a product of two matrices on the processor; 0 if it was not measured."""
+    layer_overhead_s: float = 0.0
+    """What running one layer takes beside its weights: the interpreter, and starting kernels."""
+    pass_overhead_s: float = 0.0
+    """What a pass takes beside its layers: choosing the token, and the loop around it."""
+    accelerator: Accelerator | None = None
+    """None: the processor is the device, and its memory holds the residents."""
+
+    @property
+    def link(self) -> Link:
+        """The way of a weight that is not on the device: from the host if there is an accelerator, else from disk."""
+        return self.disk if self.accelerator is None else self.accelerator.link
+
+    @property
+    def weight_bytes_per_s(self) -> float:
+        """Weight bytes that decoding gets through on the device."""
+        return self.compute_bytes_per_s if self.accelerator is None else self.accelerator.memory_bytes_per_s
+
+    @property
+    def operations_per_s(self) -> float:
+        """Of the device, multiplying matrices; 0 if unknown."""
+        return self.compute_operations_per_s if self.accelerator is None else self.accelerator.operations_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +184,35 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The physical limit of one pass: max(compute time, bytes moved / link rate)."""
+    """The physical limit of one pass: max(compute time, bytes moved / link rate, bytes from disk / disk rate)."""
 
     compute_s: float
     moved_bytes: int
+    """Over the link to the device."""
     link_bytes_per_s: float
+    link: Literal["disk", "link"] = "disk"
+    """What that link is: the disk, or with an accelerator the one between host and device."""
+    disk_bytes: int = 0
+    """Part of the moved bytes that the host does not hold either; 0 where the disk is the link itself."""
+    disk_bytes_per_s: float = 0.0
 
     @property
     def moving_s(self) -> float:
         return self.moved_bytes / self.link_bytes_per_s if self.moved_bytes else 0.0
 
     @property
-    def seconds(self) -> float:
-        return max(self.compute_s, self.moving_s)
+    def disk_s(self) -> float:
+        return self.disk_bytes / self.disk_bytes_per_s if self.disk_bytes else 0.0
 
     @property
-    def limited_by(self) -> Literal["compute", "disk"]:
-        return "disk" if self.moving_s > self.compute_s else "compute"
+    def seconds(self) -> float:
+        return max(self.compute_s, self.moving_s, self.disk_s)
+
+    @property
+    def limited_by(self) -> Literal["compute", "disk", "link"]:
+        if self.disk_s > max(self.compute_s, self.moving_s):
+            return "disk"
+        return self.link if self.moving_s > self.compute_s else "compute"
 
     def to_json(self) -> dict[str, float | str]:
         """The fields and what follows from them."""
@@ -186,6 +243,22 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class HostPlan:
+    """Predicted bytes of host memory beside an accelerator, by category; they add up to `total_bytes`."""
+
+    baseline_bytes: int
+    tier_bytes: int
+    """Weights that live there."""
+    ring_bytes: int
+    """For what is read from disk on its way to the device."""
+    staging_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.baseline_bytes + self.tier_bytes + self.ring_bytes + self.staging_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All choices, the tier of every parameter, predicted bytes and predicted speed with its bound."""
 
@@ -199,5 +272,31 @@ class Plan:
     slot_bytes: int
     offloaded_bytes: int
     memory: MemoryPlan
+    """Of the device."""
     bound: Bound
+    """Of a pass that decodes one token per sequence."""
     notes: tuple[str, ...] = field(default=())
+    prefill: Bound | None = None
+    """Of the pass over the prompt."""
+    overhead_s: float = 0.0
+    """What a pass takes beside its bound: the interpreter, and starting kernels."""
+    batch: int = 1
+    host: HostPlan | None = None
+    """None without an accelerator."""
+    on_host: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Of what is streamed: the parameters that live in host memory, by block; the others live on disk."""
+
+    @property
+    def seconds_per_pass(self) -> float:
+        """Predicted, of decoding one token per sequence."""
+        return self.bound.seconds + self.overhead_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Predicted, over all sequences."""
+        return self.batch / self.seconds_per_pass
+
+    @property
+    def seconds_to_first_token(self) -> float:
+        """Predicted, once everything is loaded."""
+        return (self.prefill or self.bound).seconds + self.overhead_s

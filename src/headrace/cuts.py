@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ Cut = dict[str, tuple[str, ...]]
 MAX_CUTS = 4096
 """Distinct sizes of what moves of a layer that are tried; beyond it every second one, and so on."""
 
+MAX_SUMS, MAX_SETS = 2**16, 2**13
+"""Sums of sizes, in units of what they have in common, and sets over all blocks, up to which the fewest bytes are
+searched for exactly. Beyond it sizes are so many that the plain search misses little."""
+
 SMALL_BYTES = 64 * 1024
 """Parameters below this (norms, biases) move only if everything must: they are not worth a read."""
 
@@ -22,19 +27,28 @@ def best_cut(blocks: Sequence[BlockShape], excess_bytes: int, slots: int) -> Cut
     """The cut that moves the fewest bytes while it makes room for `excess_bytes` beside its own ring, or None.
 
     For every size that a slot could have: each layer moves the largest set of its parameters that a slot holds, as few
-    layers as are enough, spread evenly. Layers come first; the head, read whole for every token like they are, joins
-    when they are not enough.
+    layers as are enough, spread evenly. Where other sets of the same slot's size move fewer bytes in all, those are
+    taken. Layers come first; the head, read whole for every token like they are, joins when they are not enough.
     """
     assert excess_bytes > 0
     best: tuple[int, Cut] | None = None
+    tried: list[tuple[int, list[BlockShape], list[Subset]]] = []
     for candidates in _candidates(blocks):
         for largest in _by_slot_size(candidates):
-            cut = _fewest(candidates, largest, excess_bytes, slots)
+            needed = excess_bytes + slots * _slot_for(largest)
+            tried.append((needed, candidates, largest))
+            cut = _fewest(candidates, largest, needed)
             if cut is not None:
-                moved = moved_bytes(blocks, cut)
-                if best is None or moved < best[0]:
-                    best = (moved, cut)
-    return best[1] if best else None
+                moved = moved_bytes(candidates, cut)
+                best = (moved, cut) if best is None or moved < best[0] else best
+    if best is None:
+        return None
+    for needed, candidates, largest in sorted(tried, key=lambda each: each[0]):
+        if needed >= best[0]:
+            break  # no slot of this size or a larger one can move less than it needs
+        if (exact := _exact(candidates, largest, needed, best[0])) is not None:
+            best = (moved_bytes(candidates, exact), exact)
+    return best[1]
 
 
 def least_rest(blocks: Sequence[BlockShape], slots: int) -> tuple[int, int]:
@@ -80,6 +94,8 @@ class Subset:
     nbytes: int
     """What they are: the room that moving them makes."""
     members: tuple[int, ...]
+    common_bytes: int
+    """The greatest common divisor of this size and of those of all smaller sets of the block."""
 
 
 _SUBSETS: dict[tuple[tuple[int, bool], ...], list[Subset]] = {}
@@ -109,12 +125,12 @@ def _subsets(sizes: Sequence[int]) -> Iterator[Subset]:
             if is_better:
                 known[grown] = (*members, index)
     known.setdefault(sum(padded), tuple(index for index, size in enumerate(sizes) if size))
-    largest = -1
+    largest, common = -1, 0
     for total in sorted(known):
         nbytes = sum(sizes[index] for index in known[total])
         if nbytes > largest:  # else it takes more of a slot, for its padding, and makes no more room
-            largest = nbytes
-            yield Subset(total, nbytes, known[total])
+            largest, common = nbytes, math.gcd(common, nbytes)
+            yield Subset(total, nbytes, known[total], common)
 
 
 def _candidates(blocks: Sequence[BlockShape]) -> Iterator[list[BlockShape]]:
@@ -137,9 +153,8 @@ def _slot_for(chosen: Sequence[Subset]) -> int:
     return align_up(max((subset.slot_bytes for subset in chosen), default=0), DIRECT_ALIGNMENT)
 
 
-def _fewest(blocks: Sequence[BlockShape], largest: Sequence[Subset], excess_bytes: int, slots: int) -> Cut | None:
+def _fewest(blocks: Sequence[BlockShape], largest: Sequence[Subset], needed: int) -> Cut | None:
     """What moves if each block can move its `largest` set, or None if even all of it does not make enough room."""
-    needed = excess_bytes + slots * _slot_for(largest)
     if sum(subset.nbytes for subset in largest) < needed:
         return None
     # As few blocks as are enough, the largest first; among equals, evenly spread.
@@ -178,3 +193,44 @@ def spread(sizes: Sequence[int], budget_bytes: int) -> list[bool]:
         away.append(moved * total < excess * seen and size > 0)
         moved += size if away[-1] else 0
     return away
+
+
+def _within(some: list[Subset], most: Subset) -> list[Subset]:
+    """Those up to `most`."""
+    return some[: bisect_right(some, most.slot_bytes, key=lambda subset: subset.slot_bytes)]
+
+
+def _exact(blocks: Sequence[BlockShape], largest: Sequence[Subset], needed: int, above: int) -> Cut | None:
+    """The sets, each at most its block's `largest`, that together move the fewest bytes from `needed` on.
+
+    None if that is not fewer than `above`, or if the sizes have so little in common that all sums would be too many.
+    """
+    choices = [_within(subsets(block), most) for block, most in zip(blocks, largest, strict=True)]
+    unit = math.gcd(*(some[-1].common_bytes for some in choices))
+    if unit == 0 or sum(most.nbytes for most in largest) // unit > MAX_SUMS or sum(map(len, choices)) > MAX_SETS:
+        return None
+    # Bit s of `reached[i]` says that the first i blocks can move s units together.
+    reached = [1]
+    for some in choices:
+        sums = 0
+        for subset in some:
+            sums |= reached[-1] << subset.nbytes // unit
+        reached.append(sums)
+    enough = -(-needed // unit)
+    beyond = reached[-1] >> enough
+    if beyond == 0:
+        return None
+    total = enough + (beyond & -beyond).bit_length() - 1
+    if total * unit >= above:
+        return None
+    cut: Cut = {}
+    for index in range(len(blocks) - 1, -1, -1):
+        subset = next(
+            subset
+            for subset in choices[index]
+            if subset.nbytes // unit <= total and reached[index] >> (total - subset.nbytes // unit) & 1
+        )
+        total -= subset.nbytes // unit
+        if subset.members:
+            cut[blocks[index].name] = tuple(blocks[index].params[member].name for member in subset.members)
+    return dict(reversed(cut.items()))

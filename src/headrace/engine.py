@@ -22,7 +22,7 @@ from headrace.copying.slots import Slab
 from headrace.core import Link, Machine, ModelShape, Plan, Tier
 from headrace.errors import BudgetBeyondMemory, BudgetTooSmall, NotEnoughMemory, NotLoadedHere
 from headrace.metrics import Metrics
-from headrace.planner import Demand, memory_for_share, plan
+from headrace.planner import DEFAULT_CONTEXT, MARGIN_BYTES, MEMORY_SHARE, Demand, memory_for_share, plan
 from headrace.reports import Report
 
 Progress = Callable[[str, int, int], None]
@@ -31,13 +31,6 @@ Progress = Callable[[str, int, int], None]
 Context = Callable[[Any, int | None], tuple[int, int]]
 """From the tokenizer and the model's longest sequence (if known) to the number of tokens that the KV cache is planned
 for and the number of those that are prefilled at once."""
-
-MARGIN_BYTES = 48 * 2**20
-"""Kernels' scratch, allocator slack and code loaded on first use: measured as at most 30 MiB (docs/log.md)."""
-
-DEFAULT_CONTEXT = 2048
-MEMORY_SHARE = 0.9
-"""Of what is free, when no budget is given."""
 
 BASELINE_SPREAD_BYTES = 8 * 2**20
 """Interpreter and libraries take some MiB more in one process than in the next: 3 were seen. A budget that an error
@@ -170,11 +163,16 @@ class Engine:
 
 
 def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtype) -> Machine:
+    name = str(dtype).removeprefix("torch.")
+    per_layer_s, per_pass_s = model.measure_overhead_s()
     return Machine(
         memory_bytes=machine.available_bytes(),
         cores=machine.cores(),
         disk=Link(Tier.DISK, Tier.DEVICE, measure_bytes_per_s(reader, checkpoint.files)),
-        compute_bytes_per_s=machine.measure_compute_bytes_per_s(str(dtype).removeprefix("torch.")),
+        compute_bytes_per_s=machine.measure_compute_bytes_per_s(name),
+        compute_operations_per_s=machine.measure_operations_per_s(name),
+        layer_overhead_s=per_layer_s,
+        pass_overhead_s=per_pass_s,
     )
 
 

@@ -263,6 +263,26 @@ class UnsupportedModel(UserError):
     }
 
 
+class ConfigLacksFields(UserError):
+    """A config.json does not say how large the model is."""
+
+    model: str
+    model_type: str
+    missing: Sequence[str]
+    wrong: Sequence[str]
+    template = (
+        "The config of {model!r} (model_type {model_type}) does not say how large the model is: missing is "
+        "{missing:list}; unusable is {wrong:list}."
+    )
+    remedy = "Copy config.json again from where the model came from; all of these fields are needed."
+    example = {
+        "model": "models/cut/config.json",
+        "model_type": "llama",
+        "missing": ["hidden_size", "num_hidden_layers"],
+        "wrong": ["vocab_size is 'many'"],
+    }
+
+
 class RemoteCodeRefused(UserError):
     """The config asks for code that ships with the checkpoint."""
 
@@ -307,6 +327,16 @@ class NotLoadedHere(UserError):
     template = "This {given} was not loaded by headrace, so there is nothing to report."
     remedy = "Load it with headrace.load(path, memory=...)."
     example = {"given": "LlamaForCausalLM"}
+
+
+class UnusableMachineFile(UserError):
+    """A machine file that is not one, of another version, or with rates that no machine has."""
+
+    file: str
+    reason: str
+    template = "The machine file {file!r} cannot be used: {reason}."
+    remedy = "Write it again on that machine with `headrace machine --output FILE`."
+    example = {"file": "machine.json", "reason": "its version is 0, and this Headrace reads version 1"}
 
 
 class BudgetError(UserError):
@@ -363,6 +393,28 @@ class ModuleBudgetTooSmall(BudgetError):
     }
 
 
+class HostBudgetTooSmall(BudgetError):
+    """The host's budget beside an accelerator does not even hold what passes through it."""
+
+    host_bytes: int
+    needed_bytes: int
+    baseline_bytes: int
+    ring_bytes: int
+    staging_bytes: int
+    template = (
+        "A host budget of {host_bytes:size} is too small: the least that runs this is {needed_bytes:size} (interpreter "
+        "and libraries {baseline_bytes:size}, ring of slots {ring_bytes:size}, staging {staging_bytes:size})."
+    )
+    remedy = "Use --host-memory {needed_bytes:flag} or more; weights that do not fit then stay on disk."
+    example = {
+        "host_bytes": 2**29,
+        "needed_bytes": 2**30,
+        "baseline_bytes": 2**29,
+        "ring_bytes": 2**28,
+        "staging_bytes": 2**24,
+    }
+
+
 class BudgetBeyondMemory(BudgetError):
     """What was planned for a generous budget does not fit into what this process can have; a smaller budget does."""
 
@@ -391,6 +443,68 @@ class NotEnoughMemory(BudgetError):
         "(--max-tokens, --context) make the KV cache smaller."
     )
     example = {"needed_bytes": 2**30, "free_bytes": 2**29}
+
+
+class GpuTooSmall(BudgetError):
+    """Even with everything offloaded that vLLM or SGLang can offload, a GPU does not hold the rest."""
+
+    engine: str
+    gpus: int
+    device: str
+    capacity_bytes: int
+    needed_bytes: int
+    stays_bytes: int
+    around_bytes: int
+    kv_bytes: int
+    tokens: int
+    other_bytes: int
+    ways: Sequence[str]
+    """Each was worked out and fits."""
+    template = (
+        "No offload flags of {engine} make this fit on {gpus} x {device}: one may fill {capacity_bytes:size}, and the "
+        "least that is needed is {needed_bytes:size} (layers and buffers {stays_bytes:size}, embeddings, head and what "
+        "else is never offloaded {around_bytes:size}, KV cache for {tokens} tokens {kv_bytes:size}, activations, "
+        "graphs and context {other_bytes:size})."
+    )
+    remedy = "What would do, one of: {ways:list}."
+    example = {
+        "engine": "vllm",
+        "gpus": 1,
+        "device": "L4",
+        "capacity_bytes": 2**34,
+        "needed_bytes": 2**35,
+        "stays_bytes": 2**34,
+        "around_bytes": 2**33,
+        "kv_bytes": 2**33,
+        "tokens": 131072,
+        "other_bytes": 2**30,
+        "ways": ["--gpus 2", "--context 8192"],
+    }
+
+
+class HostTooSmall(BudgetError):
+    """What would have to leave the GPUs does not fit into the host's memory as vLLM and SGLang pin it."""
+
+    engine: str
+    needed_bytes: int
+    payload_bytes: int
+    host_bytes: int
+    gpus: int
+    ways: Sequence[str]
+    """Each was worked out and fits."""
+    template = (
+        "{engine} would pin {needed_bytes:size} of host memory for {payload_bytes:size} of weights (for {gpus} GPU in "
+        "all; each tensor takes the next power of two), and {host_bytes:size} may be used."
+    )
+    remedy = "On a host that has it, pass --host-memory {needed_bytes:flag}; {ways:list}."
+    example = {
+        "engine": "vllm",
+        "needed_bytes": 2**38,
+        "payload_bytes": 2**37,
+        "host_bytes": 2**36,
+        "gpus": 2,
+        "ways": ["--gpus 4 would do here"],
+    }
 
 
 # --- the files ----------------------------------------------------------------------------------------------------

@@ -134,3 +134,17 @@ def measure_compute_bytes_per_s(dtype: str = "bfloat16", nbytes: int = 64 * 2**2
             torch.nn.functional.linear(token, weight)
             seconds.append(time.perf_counter() - start_s)
     return nbytes / sorted(seconds[1:])[2]  # the first one sets the kernels up
+
+
+def measure_operations_per_s(dtype: str = "bfloat16", side: int = 1024) -> float:
+    """Operations per second of a product of two square matrices, as a prefill does it: the median of five."""
+    import torch
+
+    matrix = torch.full((side, side), 0.5, dtype=getattr(torch, dtype))
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(7):
+            start_s = time.perf_counter()
+            torch.nn.functional.linear(matrix, matrix)
+            seconds.append(time.perf_counter() - start_s)
+    return 2 * side**3 / sorted(seconds[2:])[2]

@@ -6,7 +6,10 @@ Knows transformers; does not know where weights will live or how they get there.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +21,11 @@ from torch import nn
 
 from headrace import errors
 from headrace.blocks import Block, Blocks, Weight, find_stacks, named_sites
-from headrace.core import BlockKind, BlockShape, ModelShape, ParamShape
+from headrace.core import BlockKind, BlockShape, ModelShape, ParamShape, Segment, StoredTensor
 from headrace.origins import TORCH_DTYPES, collect_weights, trace, untie_different
+from headrace.sizing import running
+from headrace.sizing.fields import Fields
+from headrace.sizing.shape import used_share
 from headrace.store import Checkpoint
 
 
@@ -53,6 +59,66 @@ def build(directory: Path, checkpoint: Checkpoint, *, trust_remote_code: bool = 
     weights, converters = collect_weights(directory, model, checkpoint, sources)
     blocks = _cut(model, weights)
     return Skeleton(model, blocks, _shape(model, blocks, config, dtype), dtype, converters, tuple(ignored))
+
+
+def shape_without_weights(directory: Path, fields: Fields, *, trust_remote_code: bool = False) -> ModelShape:
+    """The shape of the model that `directory`'s config describes, with no checkpoint: as if all of it could move.
+
+    Raises: UnsupportedModel.
+    """
+    config = _load_config(directory, trust_remote_code)
+    dtype = getattr(torch, fields.dtype or "float32")
+    model = _empty_model(directory, config, dtype, trust_remote_code)
+    _apply_fp32_rules(model, dtype)
+    anywhere = StoredTensor("", "", (), Segment("", 0, 0))  # not to be read: a weight that could
+    weights = {}
+    for identity, sites in named_sites(model).items():
+        parameter = sites[0].module._parameters[sites[0].attribute]
+        assert parameter is not None
+        weights[identity] = Weight(tuple(sites), parameter, (anywhere,))
+    return _shape(model, _cut(model, weights), config, dtype)
+
+
+@functools.cache
+def measure_overhead_s() -> tuple[float, float]:
+    """What `generate` takes beside weights, in seconds: for each layer, and for each pass. Of a tiny Llama, once."""
+    few, many = 2, 10
+    seconds = {layers: _seconds_per_token(layers) for layers in (few, many)}
+    per_layer = max(0.0, (seconds[many] - seconds[few]) / (many - few))
+    return per_layer, max(0.0, seconds[few] - few * per_layer)
+
+
+def _seconds_per_token(layers: int, tokens: int = 24) -> float:
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.generation.streamers import BaseStreamer
+
+    class Clock(BaseStreamer):
+        def __init__(self) -> None:
+            self.times_s: list[float] = []
+
+        def put(self, value: Any) -> None:
+            self.times_s.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
+    tiny: Any = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    with torch.random.fork_rng(devices=[]):  # what the user seeded stays as it is
+        model: Any = LlamaForCausalLM(tiny)
+    model.to(torch.bfloat16).eval()
+    ids, clock = torch.ones((1, 8), dtype=torch.long), Clock()
+    lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+    with _quiet_transformers(), torch.inference_mode():
+        model.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock, pad_token_id=0, **lengths)
+    times_s = clock.times_s[3:]  # the prompt, its token, and one that sets the kernels up
+    return min(after - before for before, after in itertools.pairwise(times_s))  # the least: others may be busy here
 
 
 _TOKENIZER_FILES = ("*token*", "vocab*", "*.model", "*.tiktoken", "*.spm")
@@ -277,27 +343,33 @@ def _name_of(model: nn.Module, wanted: nn.Module) -> str:
 
 
 def _shape(model: Any, blocks: Blocks, config: Any, dtype: torch.dtype) -> ModelShape:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = Fields(config.to_dict(), type(model).__name__).text
     element = next(iter(blocks.weights())).meta.element_size()
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-    vocabulary = int(getattr(text, "vocab_size", 0) or 0)
+    share = running.expert_share(text)
+    cache = running.cache_shape(text, element)
     return ModelShape(
         blocks=tuple(
             BlockShape(
                 block.name,
-                tuple(ParamShape(weight.name, weight.nbytes, weight.movable) for weight in block.weights),
+                tuple(
+                    ParamShape(weight.name, weight.nbytes, weight.movable, used_share(weight.name, share))
+                    for weight in block.weights
+                ),
                 block.kind,
                 gathered=block.kind == "embedding",
             )
             for block in blocks.moving
         ),
         fixed_bytes=sum(weight.nbytes for weight in blocks.fixed) + buffers,
-        kv_bytes_per_token=_kv_bytes_per_token(text, element),
-        activation_bytes_per_token=_activation_bytes_per_token(text, element),
+        kv_bytes_per_token=cache.full_bytes_per_token,
+        activation_bytes_per_token=running.activation_bytes_per_token(text, element),
         head_bytes=_head_bytes(model),
         head_always_copied=dtype == torch.float16,
-        # Scores in the model's dtype, in float32, and sorted copies with their indices while sampling.
-        logits_bytes=vocabulary * (element + 4 * 4 + 8),
+        logits_bytes=running.logits_bytes(text, element),
+        kv_window_bytes_per_token=cache.window_bytes_per_token,
+        kv_window_tokens=cache.window_tokens,
+        element_bytes=element,
     )
 
 
@@ -306,24 +378,3 @@ def _head_bytes(model: Any) -> int:
     if not isinstance(head, nn.Linear) or isinstance(head, FoldedLinear):
         return 0
     return head.weight.numel() * head.weight.element_size()
-
-
-def _kv_bytes_per_token(text: Any, element: int) -> int:
-    layers = int(getattr(text, "num_hidden_layers", 0) or 0)
-    heads = int(getattr(text, "num_attention_heads", 0) or 0)
-    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
-    hidden = int(getattr(text, "hidden_size", 0) or 0)
-    head_dim = int(getattr(text, "head_dim", None) or (hidden // heads if heads else 0))
-    return 2 * layers * kv_heads * head_dim * element
-
-
-def _activation_bytes_per_token(text: Any, element: int) -> int:
-    """Hidden states (residual, normed, and once in float32), the MLP's four. A 3072 x 8192 layer in bfloat16 took
-    74 KiB per token where this says 110 (docs/log.md).
-    """
-    hidden = int(getattr(text, "hidden_size", 0) or 0)
-    inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
-    inner = max(inner) if isinstance(inner, (list, tuple)) else int(inner)
-    experts = int(getattr(text, "num_experts_per_tok", 0) or 0)
-    inner = max(inner, experts * int(getattr(text, "moe_intermediate_size", 0) or 0) * 2)
-    return element * (4 * hidden + 4 * inner) + 8 * hidden

@@ -173,7 +173,7 @@ def wrap_forward(module: nn.Module, run: Callable[..., Any]) -> Callable[[], Non
         return run(forward, *args, **kwargs)
 
     # A compiler that meets this function ends its graph, calls it, and begins the next graph in what it calls.
-    eval_frame.set_code_exec_strategy(wrapped.__code__, _SKIP)
+    eval_frame.set_code_exec_strategy(wrapped.__code__, _SKIP)  # type: ignore[attr-defined]
 
     wrapped._torchdynamo_disable = True  # type: ignore[attr-defined]
 

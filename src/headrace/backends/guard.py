@@ -19,7 +19,7 @@ from headrace.errors import OffloadedWeightsError
 
 _TENSOR = torch.Tensor
 _DEVICE = _TENSOR.device.__get__
-_DATA = _TENSOR.data.__get__
+_DATA = _TENSOR.data.__get__  # type: ignore[attr-defined]
 _HARMLESS = {
     getattr(_TENSOR, name).__get__
     for name in (

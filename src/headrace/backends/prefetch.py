@@ -1,7 +1,7 @@
 """Blocks brought ahead of their run into a ring of slots. Knows no model library; `schedule` decides the order.
 
-Memory: `slots` x the largest block, and the reader's staging. Each block is brought once per pass, by a few large direct
-reads or one packed copy that begin as soon as its slot is free.
+Memory: `slots` x the largest block, and the reader's staging. Each block is brought once per pass, by a few large
+direct reads or one packed copy that begin as soon as its slot is free.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli import terminal
-from headrace.cli.options import FlagsCommand, OffloadFlags, with_offload_flags
+from headrace.cli.options import FlagsCommand, OffloadFlags, PassingCommand, with_offload_flags
 from headrace.errors import HeadraceError
 
 app = typer.Typer(
@@ -26,16 +26,40 @@ app = typer.Typer(
 )
 
 
-@app.command(cls=FlagsCommand, short_help="Tell what a set of offload flags does.")
+@app.command(cls=PassingCommand, short_help="Tell what a set of offload flags does.")
 @with_offload_flags
 def check(
     offload: OffloadFlags,
+    line: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- vllm serve MODEL ...]", help="A whole command line of vLLM, to look through."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With a command line: the GPU that it is meant for, like l40s."),
+    ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With a command line: what the host may use.")
+    ] = None,
+    machine_file: Annotated[
+        Path | None,
+        typer.Option("--machine", metavar="FILE", help="With a command line: the machine that it is meant for."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
-) -> None:
-    """Tell what a set of offload flags does, or what is wrong with it. Loads no model."""
-    from headrace.cli.check import check_flags
+) -> int:
+    """Tell what a set of offload flags does, or what is wrong with it; or what a command line of vLLM would do.
 
-    check_flags(offload, as_json=as_json)
+    Loads no model. Exit code 1 says that the command line will not do what it was written for.
+    """
+    from headrace.cli import check as command
+
+    if line:
+        return command.check_line(
+            line, offload, device=device, host_memory=host_memory, machine=machine_file, as_json=as_json
+        )
+    command.refuse_without_line(device=device, host_memory=host_memory, machine=machine_file)
+    command.check_flags(offload, as_json=as_json)
+    return 0
 
 
 @app.command(cls=FlagsCommand, short_help="Answer a prompt, or chat.")
@@ -120,6 +144,98 @@ def demo(
     from headrace.cli.demo import demo as command
 
     return command(as_json=as_json)
+
+
+@app.command(cls=FlagsCommand, short_help="Plan before anything is loaded: memory, speed, settings.")
+@with_offload_flags
+def plan(
+    offload: OffloadFlags,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A directory with a checkpoint, only a config.json, a .gguf file, or a hub id."
+        ),
+    ],
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Budget of the whole process, or of the device with --device; default: 90 % of what is free.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="cpu (default), cuda:0, or a GPU by its data sheet, like l40s or rtx-4090."),
+    ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="With --device: the budget of the host's memory; what it does not hold stays on disk."
+        ),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a prompt and its answer; default: 2048.")
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="N", help="Sequences at once.")] = 1,
+    engine: Annotated[
+        str | None,
+        typer.Option("--for", metavar="vllm|sglang", help="Give the command line to run there instead."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(metavar="N", help="With --for: GPUs to divide the model among.")] = 1,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(metavar="SHARE", help="With --for: part of each GPU's memory that may be filled.")
+    ] = 0.9,
+    machine_file: Annotated[
+        Path | None,
+        typer.Option("--machine", metavar="FILE", help="Plan for the machine of a file that `headrace machine` wrote."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw speed over memory, and where the bytes lie, to FILE (needs headrace[plot])."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")
+    ] = False,
+) -> None:
+    """Tell what a model would take and how fast it would be, before anything is loaded."""
+    from headrace.cli import plan as command
+
+    options = command.PlanOptions(
+        model=model,
+        memory=memory,
+        device=device,
+        host_memory=host_memory,
+        context=context,
+        batch=batch,
+        machine=machine_file,
+        plot=plot,
+        engine=engine,
+        gpus=gpus,
+        utilization=gpu_memory_utilization,
+        as_json=as_json,
+        trust_remote_code=trust_remote_code,
+    )
+    command.plan(options, offload.config())
+
+
+@app.command(short_help="Measure this machine, for plans.")
+def machine(
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measure the disk by reading this large file; default: one written for it."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the result there instead of into the cache.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Measure disk, memory, processor and accelerator in a few seconds, and keep the result for `headrace plan`."""
+    from headrace.cli.machine import machine as command
+
+    command(file=file, output=output, as_json=as_json)
 
 
 def _print_version(wanted: bool) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from headrace.cli.options import OffloadFlags
-from headrace.config import OffloadConfig, PrefetchOffloadConfig, selected_layers
-from headrace.errors import ConfigError
+from headrace.config import OffloadConfig, PrefetchOffloadConfig, parse_size, selected_layers
+from headrace.errors import ConfigError, InvalidSetting
 from headrace.units import format_bytes
 
 _EXAMPLE_LAYERS = 32
@@ -29,6 +30,46 @@ def check_flags(offload: OffloadFlags, *, as_json: bool) -> None:
     else:
         for name, text in _lines(config):
             typer.echo(f"{name:<9} {text}")
+
+
+def check_line(
+    line: list[str],
+    offload: OffloadFlags,
+    *,
+    device: str | None,
+    host_memory: str | None,
+    machine: Path | None,
+    as_json: bool,
+) -> int:
+    """Look a command line of vLLM through; its offload flags come after the --. Returns the exit code."""
+    if offload != OffloadFlags():
+        raise InvalidSetting(
+            setting="offload flags",
+            value="given before the --",
+            allowed="part of the command line after it",
+            suggestion="as in: headrace check -- vllm serve org/name --cpu-offload-gb 4",
+        )
+    from headrace.cli import advice
+
+    size = None if host_memory is None else parse_size(host_memory, "--host-memory")
+    try:
+        return advice.check_line(line, device=device, host_memory=size, machine=machine, as_json=as_json)
+    except ConfigError as error:
+        if as_json:
+            _print_json(_refusal(error))
+        raise
+
+
+def refuse_without_line(*, device: str | None, host_memory: str | None, machine: Path | None) -> None:
+    """Raises: InvalidSetting for what only makes sense beside a command line."""
+    for setting, value in (("--device", device), ("--host-memory", host_memory), ("--machine", machine)):
+        if value is not None:
+            raise InvalidSetting(
+                setting=setting,
+                value=repr(str(value)),
+                allowed="left out without a command line to look through",
+                suggestion=f"{value} together with one, after --",
+            )
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -126,10 +126,19 @@ def with_offload_flags(command: Callable[..., int | None]) -> Callable[..., int 
 class FlagsCommand(TyperCommand):
     """A command whose list flags also take their values as vLLM does, separated by spaces: `--offload-params a b`."""
 
+    has_arguments = True
+    """Whether what follows the values of a list may be an argument."""
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         lists = {name for param in self.params if getattr(param, "multiple", False) for name in param.opts}
-        arguments = any(param.param_type_name == "argument" for param in self.params)
+        arguments = self.has_arguments and any(param.param_type_name == "argument" for param in self.params)
         return super().parse_args(ctx, spread_lists(args, lists, may_be_argument=_is_path if arguments else _never))
+
+
+class PassingCommand(FlagsCommand):
+    """A command whose arguments all come after `--`: another program's command line."""
+
+    has_arguments = False
 
 
 def spread_lists(args: Sequence[str], lists: set[str], may_be_argument: Callable[[str], bool]) -> list[str]:

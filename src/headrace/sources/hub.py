@@ -41,6 +41,19 @@ def download(repo_id: str, *, on_progress: Progress | None = None) -> Path:
         raise _ours(repo_id, error) from error
 
 
+def config_file(repo_id: str) -> Path:
+    """The config.json of a model repository: from the hub's cache, else fetched; nothing else is.
+
+    Raises ModelNotFound, NotWritable, MissingPackage.
+    """
+    hub = _package()
+    try:
+        cached = hub.try_to_load_from_cache(repo_id, "config.json")
+        return Path(cached if isinstance(cached, str) else hub.hf_hub_download(repo_id, "config.json"))
+    except Exception as error:
+        raise _ours(repo_id, error) from error
+
+
 def files(repo_id: str) -> list[str]:
     """The names of the files in a repository, or none if that cannot be found out."""
     try:

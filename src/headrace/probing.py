@@ -1,0 +1,260 @@
+"""What this machine can do, measured: disk, memory, matrices, the link to an accelerator. Wires rooms; knows no model.
+
+Without torch the rates of its kernels are estimated from the memory's own rate, and the result says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from headrace import machine
+from headrace.core import DIRECT_ALIGNMENT, Accelerator, Link, Machine, Tier
+from headrace.errors import InvalidSetting
+
+CHUNK_BYTES = 4 * 2**20
+THREADS = 4
+DISK_SECONDS = 2.0
+SCRATCH_BYTES = 512 * 2**20
+"""Of the file that is written if none is given; it is removed again."""
+COPY_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A machine and how its figures came about."""
+
+    machine: Machine
+    notes: tuple[str, ...]
+
+
+def probe(file: Path | None = None) -> Probed:
+    """Measure this machine, in a few seconds. `file`: a large one on the disk that is meant.
+
+    Raises: InvalidSetting for a file that cannot be read.
+    """
+    notes = []
+    with _readable(file) as path:
+        disk_rate, is_direct = measure_disk_bytes_per_s(path)
+    where = "a file written for it" if file is None else repr(str(file))
+    notes.append(f"disk: {'direct' if is_direct else 'buffered'} reads of {where}")
+    copied = measure_memory_bytes_per_s()
+    notes.append(f"memory: {copied / 1e9:.1f} GB/s read and written by {machine.cores()} threads that copy")
+    kernels, why = _kernels(copied)
+    notes.append(why)
+    accelerator = _accelerator()
+    if accelerator is None:
+        notes.append("accelerator: torch sees none")
+    return Probed(
+        Machine(
+            memory_bytes=machine.available_bytes(),
+            cores=machine.cores(),
+            disk=Link(Tier.DISK, Tier.DEVICE, disk_rate),
+            compute_bytes_per_s=kernels[0],
+            compute_operations_per_s=kernels[1],
+            layer_overhead_s=kernels[2],
+            pass_overhead_s=kernels[3],
+            accelerator=accelerator,
+        ),
+        tuple(notes),
+    )
+
+
+def estimate() -> Probed:
+    """What can be said of this machine in a moment: the disk's rate is a guess, the memory's is measured."""
+    copied = measure_memory_bytes_per_s(rounds=2)
+    return Probed(
+        Machine(
+            memory_bytes=machine.available_bytes(),
+            cores=machine.cores(),
+            disk=Link(Tier.DISK, Tier.DEVICE, GUESSED_DISK_BYTES_PER_S),
+            compute_bytes_per_s=copied / 2,
+            compute_operations_per_s=machine.cores() * GUESSED_OPERATIONS_PER_CORE_PER_S,
+        ),
+        (
+            f"the disk's rate is a guess of {GUESSED_DISK_BYTES_PER_S / 1e9:g} GB/s and the processor's one from how "
+            "fast it copies: `headrace machine` measures both",
+        ),
+    )
+
+
+GUESSED_DISK_BYTES_PER_S = 1.5e9
+GUESSED_OPERATIONS_PER_CORE_PER_S = 5e10
+
+
+# --- disk -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _readable(file: Path | None) -> Iterator[Path]:
+    """The file that was given, or one in the working directory that is removed again."""
+    if file is not None:
+        if not file.is_file() or file.stat().st_size < CHUNK_BYTES:
+            raise InvalidSetting(
+                setting="--file",
+                value=repr(str(file)),
+                allowed=f"a file of at least {CHUNK_BYTES // 2**20} MiB that can be read",
+                suggestion="with one of the model's *.safetensors",
+            )
+        yield file
+        return
+    with tempfile.NamedTemporaryFile(dir=Path.cwd(), prefix=".headrace-probe-") as scratch:
+        block = os.urandom(CHUNK_BYTES)
+        for _ in range(SCRATCH_BYTES // CHUNK_BYTES):
+            scratch.write(block)
+        scratch.flush()
+        os.fsync(scratch.fileno())
+        os.posix_fadvise(scratch.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        yield Path(scratch.name)
+
+
+def measure_disk_bytes_per_s(file: Path, seconds: float = DISK_SECONDS) -> tuple[float, bool]:
+    """The rate of large direct reads all over the file by a few threads, and whether they could be direct.
+
+    Each place is read once, since a second read may come out of a cache below us.
+    """
+    size = file.stat().st_size
+    descriptor, is_direct = _open(file)
+    places = iter(_spread(size // CHUNK_BYTES))
+    lock, done = threading.Lock(), [0]
+    begin_s = time.perf_counter()
+
+    def read() -> None:
+        buffer = mmap.mmap(-1, CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # page-aligned
+        while time.perf_counter() - begin_s < seconds:
+            with lock:
+                place = next(places, None)
+            if place is None:
+                return
+            count = os.preadv(descriptor, [buffer], place * CHUNK_BYTES)
+            with lock:
+                done[0] += count
+
+    threads = [threading.Thread(target=read, name=f"headrace-probe-{number}") for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(descriptor)
+    return done[0] / max(time.perf_counter() - begin_s, 1e-9), is_direct
+
+
+def _open(file: Path) -> tuple[int, bool]:
+    """A descriptor for direct reads where the file system has them; a first read tells."""
+    direct = getattr(os, "O_DIRECT", 0)
+    if direct:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(file, os.O_RDONLY | direct)
+            try:
+                os.preadv(descriptor, [mmap.mmap(-1, DIRECT_ALIGNMENT)], 0)
+                return descriptor, True
+            except OSError:
+                os.close(descriptor)
+    return os.open(file, os.O_RDONLY), False
+
+
+def _spread(count: int) -> list[int]:
+    """All places, far from each other first."""
+    stride = max(1, count // 64)
+    return [place for start in range(stride) for place in range(start, count, stride)]
+
+
+# --- memory and kernels ---------------------------------------------------------------------------------------------
+
+
+def measure_memory_bytes_per_s(rounds: int = 5) -> float:
+    """Bytes read and written in a second by one thread per core that copies: the median of some rounds."""
+    cores = machine.cores()
+    piece = COPY_BYTES // cores
+    source, target = bytearray(COPY_BYTES), bytearray(COPY_BYTES)
+    addresses = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in (source, target)]
+
+    def copy(number: int) -> None:
+        ctypes.memmove(addresses[1] + number * piece, addresses[0] + number * piece, piece)  # lets the others run
+
+    rates = []
+    for _ in range(rounds + 1):
+        threads = [threading.Thread(target=copy, args=(number,)) for number in range(cores)]
+        begin_s = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rates.append(2 * COPY_BYTES / (time.perf_counter() - begin_s))
+    return median(rates[1:])
+
+
+def _kernels(copied: float) -> tuple[tuple[float, float, float, float], str]:
+    """Weight bytes per second, operations per second, seconds per layer and per pass; and how they came about."""
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        guessed = (copied / 2, machine.cores() * GUESSED_OPERATIONS_PER_CORE_PER_S, 0.0, 0.0)
+        return guessed, f"processor: estimated from its memory, since {missing[0]} is not installed"
+    from headrace.model import measure_overhead_s
+
+    per_layer, per_pass = measure_overhead_s()
+    measured = (
+        machine.measure_compute_bytes_per_s(),
+        machine.measure_operations_per_s(),
+        per_layer,
+        per_pass,
+    )
+    return measured, "processor: torch's products in bfloat16, and a tiny Llama for what layers cost beside them"
+
+
+# --- accelerator ----------------------------------------------------------------------------------------------------
+
+
+def _accelerator() -> Accelerator | None:
+    """The first one that torch sees, measured."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    device = torch.device("cuda:0")
+    free, _ = torch.cuda.mem_get_info(device)
+    pinned = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
+    link = _device_rate(COPY_BYTES, lambda: target.copy_(pinned, non_blocking=True))
+    side = 8192
+    matrix = torch.ones((side, side), dtype=torch.bfloat16, device=device)
+    vector = torch.ones((1, side), dtype=torch.bfloat16, device=device)
+    memory = _device_rate(2 * side * side, lambda: torch.nn.functional.linear(vector, matrix))
+    operations = _device_rate(2 * side**3, lambda: matrix @ matrix)
+    return Accelerator(
+        name=torch.cuda.get_device_name(device),
+        memory_bytes=int(free),
+        link=Link(Tier.HOST, Tier.DEVICE, link),
+        memory_bytes_per_s=memory,
+        operations_per_s=operations,
+        source="measured",
+    )
+
+
+def _device_rate(amount: float, work: Callable[[], object], rounds: int = 5) -> float:
+    """How much of `amount` per second, by the device's own clock: the median of some rounds."""
+    import torch
+
+    make_event: Any = torch.cuda.Event
+    seconds: list[float] = []
+    for _ in range(rounds + 1):
+        start, stop = (make_event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        stop.record()
+        stop.synchronize()
+        seconds.append(start.elapsed_time(stop) / 1e3)
+    return amount / max(median(seconds[1:]), 1e-9)
