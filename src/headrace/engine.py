@@ -15,11 +15,17 @@ from headrace import machine, model, sources, store
 from headrace.backends import backend_class
 from headrace.backends.base import Backend, RowTable
 from headrace.backends.guard import guard, put_away
+from headrace.backends.zero_copy import ZeroCopyBackend
+from headrace.backing import to_device
 from headrace.blocks import Block, Weight, tensor_view
 from headrace.config import OffloadConfig, parse_size
+from headrace.copying.accelerator import open_device
+from headrace.copying.device import Device
 from headrace.copying.disk import CHUNK_BYTES, READER_THREADS, DiskReader, measure_bytes_per_s
+from headrace.copying.rates import measure
 from headrace.copying.slots import Slab
 from headrace.core import Link, Machine, ModelShape, Plan, Tier
+from headrace.devices import Around
 from headrace.errors import BudgetBeyondMemory, BudgetTooSmall, NotEnoughMemory, NotLoadedHere
 from headrace.metrics import Metrics
 from headrace.planner import DEFAULT_CONTEXT, MARGIN_BYTES, MEMORY_SHARE, Demand, memory_for_share, plan
@@ -49,7 +55,9 @@ class Engine:
         reader: DiskReader,
         metrics: Metrics,
         memory_bytes: int | None,
+        around: Around | None = None,
     ) -> None:
+        self._around = around
         self.model: Any = skeleton.model
         self.tokenizer = tokenizer
         self.plan = made
@@ -59,6 +67,8 @@ class Engine:
         self._backend = backend
         self._reader = reader
         weakref.finalize(self.model, reader.close)  # not of self: a model in use outlives it
+        if around is not None:
+            weakref.finalize(self.model, around.close)
 
     @classmethod
     def open(
@@ -70,6 +80,9 @@ class Engine:
         context: int | Context = DEFAULT_CONTEXT,
         weights_share: float | None = None,
         batch: int = 1,
+        device: str | torch.device | Device | None = None,
+        host_memory: str | int | None = None,
+        pin_memory: bool = True,
         trust_remote_code: bool = False,
         tracing: bool = False,
         on_progress: Progress | None = None,
@@ -81,11 +94,16 @@ class Engine:
         budget so that this share of the weights, ring included, would fit beside everything else. `on_plan` sees the
         plan before any weight is read.
 
-        Raises: UserError, CheckpointError, ReadError.
+        With a `device` (`cuda:0`) `memory` is of the device, and weights that do not fit there wait in up to
+        `host_memory` (90 % of what is free), page-locked unless `pin_memory` is False, and beyond that on disk.
+
+        Raises: UserError, CheckpointError, ReadError, OutOfDeviceMemory.
         """
+        target = open_device(device)
         machine.tune_allocator(return_memory=True)  # before the heap grows
         config = offload or OffloadConfig()
         memory_bytes = parse_size(memory, "memory") if memory is not None else None
+        host_bytes = parse_size(host_memory, "host_memory") if host_memory is not None else None
         directory = sources.resolve(path, trust_remote_code=trust_remote_code, on_progress=on_progress)
         checkpoint = store.open_checkpoint(directory)
         tokenizer = model.load_tokenizer(directory, trust_remote_code=trust_remote_code)
@@ -95,16 +113,20 @@ class Engine:
         metrics = Metrics(tracing=tracing)
         reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
         try:
-            here = _measure(reader, checkpoint, skeleton.dtype)
+            here = _measure(reader, checkpoint, skeleton.dtype, target)
             machine.trim_memory()
+            baseline_bytes = machine.resident_bytes()
             demand = Demand(
-                memory_bytes=memory_bytes if memory_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
-                baseline_bytes=machine.resident_bytes(),
+                memory_bytes=memory_bytes if memory_bytes is not None else int(_room(here) * MEMORY_SHARE),
+                baseline_bytes=baseline_bytes if target is None else 0,
                 staging_bytes=READER_THREADS * CHUNK_BYTES,
                 context_tokens=tokens[0],
                 prefill_tokens=tokens[1],
                 batch=batch,
                 margin_bytes=MARGIN_BYTES,
+                has_accelerator=target is not None,
+                host_bytes=host_bytes if host_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
+                host_baseline_bytes=baseline_bytes,
             )
             if weights_share is not None:
                 memory_bytes = memory_for_share(skeleton.shape, demand, weights_share)
@@ -114,20 +136,24 @@ class Engine:
                 on_plan(made)
             if made.backend == "resident":  # memory is not scarce: as fast as any other program
                 machine.tune_allocator(return_memory=False)
-            backend = _carry_out(made, skeleton, reader, metrics, on_progress)
+            around = None if target is None else Around(target, reader, metrics, pin_memory=pin_memory)
+            backend = _carry_out(made, skeleton, reader, metrics, on_progress, around)
         except BaseException:
             reader.close()
             raise
         metrics.reset()
-        return cls(skeleton, tokenizer, made, backend, reader, metrics, memory_bytes)
+        return cls(skeleton, tokenizer, made, backend, reader, metrics, memory_bytes, around)
 
     def report(self) -> Report:
         """Where the bytes are and what has moved so far."""
+        self._backend.count_time()
         tables = [block for block in self._skeleton.blocks.moving if block.kind == "embedding"]
         looked_up = sum(weight.nbytes for block in tables for weight in block.weights if _is_offloaded(weight))
         buffers = sum(buffer.numel() * buffer.element_size() for buffer in self.model.buffers())
         ring = self._backend.allocated_bytes
         offloaded = _offloaded_bytes(self._skeleton)
+        if isinstance(self._backend, ZeroCopyBackend):  # weights in host memory that look as if they were on the device
+            offloaded += sum(weight.nbytes for weights in self._backend.weights.values() for weight in weights)
         total = sum(weight.nbytes for weight in self._skeleton.blocks.weights())
         return Report(
             backend=self.plan.backend,
@@ -137,19 +163,21 @@ class Engine:
             looked_up_bytes=looked_up,
             ring_bytes=ring,
             staging_bytes=self._reader.staging_bytes,
-            host_bytes=0,
+            host_bytes=self._backend.host_bytes,
             buffer_bytes=buffers,
             net_saving_bytes=offloaded - ring,
             peak_memory_bytes=machine.peak_resident_bytes(),
             counters=self.metrics.counters(),
             plan=self.plan,
-            fallbacks=tuple(self._reader.fallbacks),
+            fallbacks=(*self._reader.fallbacks, *(self._around.fallbacks if self._around is not None else ())),
         )
 
     def close(self) -> None:
         """Stop reading and end the threads. Offloaded models cannot run any more. Idempotent."""
         self._backend.close()
         self._reader.close()
+        if self._around is not None:
+            self._around.close()
 
     def __reduce__(self) -> Any:
         """A copy of a resident model, or a pickled one, is a plain model: there is no engine behind it."""
@@ -162,7 +190,14 @@ class Engine:
         self.close()
 
 
-def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtype) -> Machine:
+def _room(here: Machine) -> int:
+    """Memory of the device."""
+    return here.memory_bytes if here.accelerator is None else here.accelerator.memory_bytes
+
+
+def _measure(
+    reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtype, device: Device | None
+) -> Machine:
     name = str(dtype).removeprefix("torch.")
     per_layer_s, per_pass_s = model.measure_overhead_s()
     return Machine(
@@ -173,6 +208,7 @@ def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtyp
         compute_operations_per_s=machine.measure_operations_per_s(name),
         layer_overhead_s=per_layer_s,
         pass_overhead_s=per_pass_s,
+        accelerator=None if device is None else measure(device),
     )
 
 
@@ -181,21 +217,22 @@ def _plan_for_here(shape: ModelShape, here: Machine, demand: Demand, config: Off
 
     Raises: BudgetTooSmall, BudgetBeyondMemory, NotEnoughMemory, NothingOffloaded.
     """
+    room_bytes = _room(here)
     try:
         made = plan(shape, here, demand, config)
         planned_bytes = made.memory.total_bytes
-        if planned_bytes <= here.memory_bytes:
+        if planned_bytes <= room_bytes:
             return made
-        works_bytes = int(here.memory_bytes * MEMORY_SHARE)
+        works_bytes = int(room_bytes * MEMORY_SHARE)
         plan(shape, here, dataclasses.replace(demand, memory_bytes=works_bytes), config)
     except BudgetTooSmall as error:
         needed_bytes = error.needed_bytes + BASELINE_SPREAD_BYTES
-        if needed_bytes > here.memory_bytes:
-            raise NotEnoughMemory(needed_bytes=needed_bytes, free_bytes=here.memory_bytes) from None
+        if needed_bytes > room_bytes:
+            raise NotEnoughMemory(needed_bytes=needed_bytes, free_bytes=room_bytes) from None
         facts = {**error.facts, "needed_bytes": needed_bytes}
         facts["baseline_bytes"] += BASELINE_SPREAD_BYTES
         raise BudgetTooSmall(**facts) from None
-    raise BudgetBeyondMemory(planned_bytes=planned_bytes, free_bytes=here.memory_bytes, works_bytes=works_bytes)
+    raise BudgetBeyondMemory(planned_bytes=planned_bytes, free_bytes=room_bytes, works_bytes=works_bytes)
 
 
 def _offloaded_bytes(skeleton: model.Skeleton) -> int:
@@ -213,20 +250,30 @@ def _carry_out(
     reader: DiskReader,
     metrics: Metrics,
     on_progress: Progress | None,
+    around: Around | None,
 ) -> Backend:
     moving = _moving(made, skeleton)
     elsewhere = {weight for weights in moving.values() for weight in weights}
     elsewhere |= {weight for block in skeleton.blocks.moving if block.name in made.gathered for weight in block.weights}
-    _load_residents(skeleton, elsewhere, reader, on_progress)
+    if around is None:
+        _load_residents(skeleton, elsewhere, reader, on_progress)
+    else:
+        resident = [weight for weight in skeleton.blocks.weights() if weight not in elsewhere]
+        around.load_residents(resident, skeleton.converters, on_progress)
+        to_device(skeleton.model, [], around.device.torch_device)
     # Whatever the backend, a table is looked up by rows: not even mapped is it worth to be touched as a whole.
     moving = {block: weights for block, weights in moving.items() if block.kind != "embedding"}
-    backend = _backend(made, moving, reader, metrics)
+    if around is not None and moving:
+        backend = around.backend(made, moving, on_progress)
+    else:
+        backend = _backend(made, moving, reader, metrics)
+    device = None if around is None else around.device.torch_device
     for block in skeleton.blocks.moving:
         if block.table is not None and block.weights[0] in elsewhere:
-            RowTable(block.weights[0], block.table, reader, metrics).attach()
+            RowTable(block.weights[0], block.table, reader, metrics, device).attach()
     backend.attach(skeleton.model)
     if elsewhere:
-        put_away(elsewhere, torch.device("cpu"))
+        put_away((weight for weight in elsewhere if _is_offloaded(weight)), device or torch.device("cpu"))
         guard(skeleton.model)
     return backend
 
@@ -287,6 +334,9 @@ def load(
     offload: OffloadConfig | None = None,
     context: int = DEFAULT_CONTEXT,
     batch: int = 1,
+    device: str | torch.device | Device | None = None,
+    host_memory: str | int | None = None,
+    pin_memory: bool = True,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
     """The transformers model at `path`, its weights within `memory`, and its tokenizer.
@@ -294,10 +344,21 @@ def load(
     `memory` ("3GiB", or bytes) covers the whole process, KV cache for `context` tokens of `batch` sequences included;
     without it the budget is 90 % of what is free. `model.generate` works as always.
 
-    Raises: UserError, CheckpointError, ReadError.
+    With a `device` ("cuda:0") the model computes there, `memory` is of the device, and weights that do not fit wait in
+    up to `host_memory`, page-locked unless `pin_memory` is False, and beyond that on disk.
+
+    Raises: UserError, CheckpointError, ReadError, OutOfDeviceMemory.
     """
     engine = Engine.open(
-        path, memory=memory, offload=offload, context=context, batch=batch, trust_remote_code=trust_remote_code
+        path,
+        memory=memory,
+        offload=offload,
+        context=context,
+        batch=batch,
+        device=device,
+        host_memory=host_memory,
+        pin_memory=pin_memory,
+        trust_remote_code=trust_remote_code,
     )
     engine.model.headrace_engine = engine
     return engine.model, engine.tokenizer

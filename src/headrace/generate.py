@@ -134,6 +134,7 @@ def generate(
         # One sequence is never padded; without this transformers warns on every call.
         arguments["pad_token_id"] = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
     start_s = time.perf_counter()
+    input_ids = input_ids.to(model.device)
     output = model.generate(
         input_ids,
         attention_mask=torch.ones_like(input_ids),

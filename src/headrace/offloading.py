@@ -349,7 +349,15 @@ class _Opening:
                 self.backing.map()
                 return ZeroCopyBackend(blocks, weights, self.metrics, self.backing.views)
             self.backing.announce(f"uva is not possible ({refused}): weights are copied to the device for each run")
-        packings = [Packing(block, weights[block], self.backing.chunk_bytes) for block in blocks]
+        packings = [
+            Packing(
+                block,
+                weights[block],
+                self.backing.chunk_bytes,
+                in_host=weights[block] if block in self.backing.host else (),
+            )
+            for block in blocks
+        ]
         ring = DeviceRing(
             packings,
             min(max(1, self.made.slots), len(blocks)),

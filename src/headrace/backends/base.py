@@ -222,7 +222,16 @@ class RowTable:
     back. So the module itself runs unchanged, with the indices it was called with.
     """
 
-    def __init__(self, weight: Weight, module: nn.Module, reader: DiskReader, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        weight: Weight,
+        module: nn.Module,
+        reader: DiskReader,
+        metrics: Metrics,
+        device: torch.device | None = None,
+    ) -> None:
+        """`device`: where the result is wanted, if that is not the host."""
+        self.device = device
         assert len(weight.parts) == 1
         assert weight.meta.dim() == 2
         self.weight = weight
@@ -241,10 +250,13 @@ class RowTable:
     def _run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             try:
+                if self.device is not None:
+                    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), (args, kwargs))
                 self._fetch(args[0] if args else next(iter(kwargs.values())))
                 for site in self._sites:
                     site.bind(self._parameter)
-                return forward(*args, **kwargs)
+                rows = forward(*args, **kwargs)
+                return rows if self.device is None else rows.to(self.device)
             finally:
                 for site in self._sites:
                     site.bind(self.weight.meta)

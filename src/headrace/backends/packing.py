@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -18,13 +18,28 @@ class Packing:
     A site that no longer holds what was put there was changed by the user, who is right: it is left alone.
     """
 
-    def __init__(self, block: Block, weights: Sequence[Weight], chunk_bytes: int) -> None:
+    def __init__(
+        self, block: Block, weights: Sequence[Weight], chunk_bytes: int, in_host: Collection[Weight] = ()
+    ) -> None:
+        """`in_host`: weights that are not read from disk; they lie first."""
         self.block = block
-        self.weights = tuple(weights)
+        self.weights = weights = (*(w for w in weights if w in in_host), *(w for w in weights if w not in in_host))
         self.offsets, self.nbytes = layout(weight.nbytes for weight in weights)
-        placed = zip(self.weights, self.offsets, strict=True)
-        placements = [placement for weight, offset in placed for placement in weight.placements(offset)]
+        placed = list(zip(self.weights, self.offsets, strict=True))
+        self.disk_offset = next((offset for weight, offset in placed if weight not in in_host), self.nbytes)
+        """Where the weights that are read from disk begin."""
+        self.host_placements = [
+            placement for weight, offset in placed if weight in in_host for placement in weight.placements(offset)
+        ]
+        """Where the others come from in the first place."""
+        placements = [
+            placement
+            for weight, offset in placed
+            if weight not in in_host
+            for placement in weight.placements(offset - self.disk_offset)
+        ]
         self.reads: tuple[Read, ...] = coalesce(placements, chunk_bytes)
+        """Into memory for what follows `disk_offset`."""
         inside = set(block.module.modules())
         self._sites: list[list[tuple[Site, nn.Parameter]]] = [
             [(site, form.meta) for site in form.sites if site.module in inside]

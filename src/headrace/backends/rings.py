@@ -196,7 +196,7 @@ class DeviceRing(Ring):
         self.device = device
         self.metrics = metrics
         self.host = host
-        """Blocks that live in host memory, packed: index to their bytes."""
+        """Blocks that live in host memory, or as much of them as does, packed: index to their bytes."""
         self.page_locked = page_locked
         self.stream = device.new_stream()
         self.slot_bytes = max(packing.nbytes for packing in packings)
@@ -206,7 +206,7 @@ class DeviceRing(Ring):
         self._copying: deque[tuple[Event, Event]] = deque()
         self._waiting: deque[tuple[Event, Event]] = deque()
         """Begin and end of copies and of waits for them; `count_time` adds them up."""
-        from_disk = [packing.nbytes for index, packing in enumerate(packings) if index not in host]
+        from_disk = [packing.nbytes - packing.disk_offset for packing in packings if packing.reads]
         try:
             for _ in range(slots):
                 self.slots.append(self.new_slot(self.slot_bytes))
@@ -232,23 +232,27 @@ class DeviceRing(Ring):
     def bring(self, index: int, slot: Slot, *, urgent: bool = False) -> DeviceDelivery:
         assert isinstance(slot, DeviceSlot)
         delivery = DeviceDelivery(self, index, slot)
+        packing = self.packings[index]
+        from_disk = packing.disk_offset < packing.nbytes and bool(packing.reads)
+        if from_disk and self.device.capturing:
+            raise errors.CannotCapture(block=packing.block.name)
         if index in self.host:
-            self.copy(slot, self.host[index], page_locked=self.page_locked)
-            delivery.begin(None)
-        elif self.device.capturing:
-            raise errors.CannotCapture(block=self.packings[index].block.name)
-        else:
+            self.copy(slot, self.host[index], 0, page_locked=self.page_locked)
+        if from_disk:
             self.staging.bring(delivery, urgent=urgent)
+        else:
+            delivery.begin(None)
         return delivery
 
-    def copy(self, slot: DeviceSlot, source: torch.Tensor, *, page_locked: bool) -> None:
-        """Put the copy of a whole block into `slot` on the stream, after what still runs out of the slot."""
+    def copy(self, slot: DeviceSlot, source: torch.Tensor, offset: int, *, page_locked: bool) -> None:
+        """Put the copy of a block, or of what one tier holds of it, on the stream, after what still runs from `slot`."""
         with self._lock:
             for event in slot.ran.values():
                 self.stream.wait(event)
             slot.ran.clear()
             begin = self._stopwatch(self.stream)
-            self.device.copy(slot.bytes[: source.numel()], source, self.stream, page_locked=page_locked)
+            target = slot.bytes[offset : offset + source.numel()]
+            self.device.copy(target, source, self.stream, page_locked=page_locked)
             self._clock(self._copying, begin, self.stream)
             slot.arrived.record(self.stream)
         self.metrics.add(copies=1, copied_bytes=source.numel())
@@ -370,8 +374,10 @@ class Staging:
             """On the reader's thread that has read the last piece."""
             try:
                 if error is None:
-                    source = slab.bytes[: packing.nbytes]
-                    self._ring.copy(delivery.slot, source, page_locked=slab in self._locked)
+                    source = slab.bytes[: packing.nbytes - packing.disk_offset]
+                    self._ring.copy(
+                        delivery.slot, source, packing.disk_offset, page_locked=slab in self._locked
+                    )
                     delivery.slot.arrived.wait_done()
             finally:
                 with self._lock:

@@ -24,6 +24,19 @@ KINDS = ("cuda", "xpu")
 _REGISTER_FLAGS = 1 | 2
 
 
+def open_device(device: str | torch.device | Device | None) -> Device | None:
+    """What `device` names; None is the CPU. Raises: CannotOffload."""
+    if device is None or isinstance(device, Device):
+        return device
+    try:
+        return open_accelerator(torch.device(device))
+    except RuntimeError:
+        raise errors.CannotOffload(
+            reason=f"torch knows no device {str(device)!r}",
+            suggestion="Name it as torch does: cpu, cuda or cuda:1.",
+        ) from None
+
+
 def open_accelerator(device: torch.device) -> Device | None:
     """The accelerator that `device` names; None is the CPU. Raises: CannotOffload."""
     if device.type == "cpu":
