@@ -248,8 +248,11 @@ def test_a_captured_graph_replays_what_eager_computes(count: int, step: int, see
         place.copy_(hidden())
         with offloaded(device, count, groups(step=step)) as made:
             made.check()
+            before = made.handle.report().counters.copies
             with device.capture() as graph:
                 output = made.module(place)
+            # Each block once, also where all have slots: a replay does not know what slots held.
+            assert made.handle.report().counters.copies == before + count
             for seed in range(4):
                 fresh = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
                 place.copy_(fresh)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -77,9 +76,7 @@ class Around:
                 converted = converters[weight.name]().to(self.device.torch_device)
                 weight.bind(nn.Parameter(converted, requires_grad=False))
 
-    def backend(
-        self, made: Plan, moving: Mapping[Block, Sequence[Weight]], on_progress: Progress | None
-    ) -> Backend:
+    def backend(self, made: Plan, moving: Mapping[Block, Sequence[Weight]], on_progress: Progress | None) -> Backend:
         """Fill host memory with what the plan puts there, and set up what brings it to the device."""
         on_host = {block: set(names) for block, names in made.on_host}
         packings = [

@@ -195,9 +195,7 @@ def _room(here: Machine) -> int:
     return here.memory_bytes if here.accelerator is None else here.accelerator.memory_bytes
 
 
-def _measure(
-    reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtype, device: Device | None
-) -> Machine:
+def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtype, device: Device | None) -> Machine:
     name = str(dtype).removeprefix("torch.")
     per_layer_s, per_pass_s = model.measure_overhead_s()
     return Machine(

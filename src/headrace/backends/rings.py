@@ -375,9 +375,7 @@ class Staging:
             try:
                 if error is None:
                     source = slab.bytes[: packing.nbytes - packing.disk_offset]
-                    self._ring.copy(
-                        delivery.slot, source, packing.disk_offset, page_locked=slab in self._locked
-                    )
+                    self._ring.copy(delivery.slot, source, packing.disk_offset, page_locked=slab in self._locked)
                     delivery.slot.arrived.wait_done()
             finally:
                 with self._lock:

@@ -92,8 +92,28 @@ def run(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Sample the same answer again with the same N.")] = None,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Budget of the whole process, like 3GiB; default: 90 % of what is free."),
+        typer.Option(
+            metavar="SIZE",
+            help="Budget of the whole process, like 3GiB, or of the device with --device; default: 90 % of what is "
+            "free.",
+        ),
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Where to compute: cpu (default), cuda or cuda:1.")
+    ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="With --device: the budget of the host's memory; what it does not hold stays on disk."
+        ),
+    ] = None,
+    pin_memory: Annotated[
+        bool,
+        typer.Option(
+            "--pin-memory/--no-pin-memory",
+            help="With --device: page-lock host memory. Not useful where host and device have one memory.",
+        ),
+    ] = True,
     context: Annotated[
         int | None,
         typer.Option(
@@ -126,6 +146,9 @@ def run(
         top_p=top_p,
         seed=seed,
         memory=memory,
+        device=device,
+        host_memory=host_memory,
+        pin_memory=pin_memory,
         context=context,
         as_json=as_json,
         trace=trace,

@@ -33,6 +33,9 @@ class RunOptions:
     top_p: float | None = None
     seed: int | None = None
     memory: str | None = None
+    device: str | None = None
+    host_memory: str | None = None
+    pin_memory: bool = True
     context: int | None = None
     as_json: bool = False
     trace: Path | None = None
@@ -43,6 +46,11 @@ class RunOptions:
         """Everything that can be known to be wrong before anything is loaded. Raises: ConfigError, PathNotFound."""
         if self.memory is not None:
             parse_size(self.memory)
+        if self.host_memory is not None:
+            parse_size(self.host_memory, "--host-memory")
+        beside_cpu = self.device in (None, "cpu")
+        needless, beside = "for what computes on a device", "given together with --device"
+        _require(not beside_cpu or self.host_memory is None, "--host-memory", needless, beside, "with --device cuda")
         tokens, temperature, top_p, seed = self.max_tokens, self.temperature, self.top_p, self.seed
         _require(tokens is None or tokens >= 1, "--max-tokens", tokens, "at least 1", str(MAX_TOKENS))
         _require(temperature is None or 0 <= temperature <= 10, "--temperature", temperature, "0 to 10", "0.7")
@@ -129,6 +137,9 @@ class _Session:
                 memory=options.memory,
                 offload=config,
                 context=lambda tokenizer, longest: self._plan_tokens(tokenizer, longest, prompt),
+                device=options.device,
+                host_memory=options.host_memory,
+                pin_memory=options.pin_memory,
                 trust_remote_code=options.trust_remote_code,
                 tracing=options.trace is not None,
                 on_progress=bars,
