@@ -1,0 +1,117 @@
+"""How near two texts are, word by word, rare words counting more; and the words in which they differ."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.reference.records import Placeholder, Template
+
+_WORD = re.compile(r"[^\W\d]\w*")
+_MOST_WORDS = 400
+"""Of a message that are compared; the time grows with their square."""
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, as they are compared: small letters, no numbers."""
+    return [found.lower() for found in _WORD.findall(text)][:_MOST_WORDS]
+
+
+def template_words(template: Template) -> list[str]:
+    """The words of a template's own; the values are nobody's words."""
+    return words(" \x00 ".join(piece for piece in template if not isinstance(piece, Placeholder)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rarity:
+    """What finding a word in common is worth: the logarithm of how few templates have it."""
+
+    documents: int
+    counts: Mapping[str, int]
+    """In how many templates a word stands; none for a word that is in none."""
+
+    def weight(self, word: str) -> float:
+        """Of one word. Never negative."""
+        return math.log((self.documents + 1) / (self.counts.get(word, 0) + 0.5))
+
+    def total(self, group: Sequence[str]) -> float:
+        """Of all words of a text."""
+        return sum(map(self.weight, group))
+
+
+@dataclass(frozen=True, slots=True)
+class Nearness:
+    """How much of a template is in a text, in this order."""
+
+    common: float
+    """Weight of the longest common subsequence."""
+    share: float
+    """Of the template's weight."""
+    said: float
+    """Of the text's weight."""
+
+    @property
+    def score(self) -> float:
+        """Grows with what is common, and falls with what is missing on the side that has less to miss.
+
+        Messages grow from release to release and are cut off in pastes, so one side may well be part of the other.
+        """
+        return self.common * max(self.share, self.said)
+
+
+def nearness(text: Sequence[str], template: Sequence[str], rarity: Rarity) -> Nearness:
+    """Compare the words of a text with those of a template."""
+    common = sum(rarity.weight(word) for word in _common(text, template, rarity))
+    return Nearness(
+        common=common,
+        share=common / max(rarity.total(template), 1e-9),
+        said=common / max(rarity.total(text), 1e-9),
+    )
+
+
+def _common(text: Sequence[str], template: Sequence[str], rarity: Rarity) -> list[str]:
+    """The heaviest common subsequence. Words that the other side does not have cost nothing to leave out first."""
+    left = [word for word in text if word in set(template)]
+    right = [word for word in template if word in set(text)]
+    best = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
+    for row in range(len(left) - 1, -1, -1):
+        for column in range(len(right) - 1, -1, -1):
+            best[row][column] = max(best[row + 1][column], best[row][column + 1])
+            if left[row] == right[column]:
+                best[row][column] = max(best[row][column], best[row + 1][column + 1] + rarity.weight(left[row]))
+    row = column = 0
+    found: list[str] = []
+    while row < len(left) and column < len(right):
+        if left[row] == right[column] and best[row][column] > max(best[row + 1][column], best[row][column + 1]) - 1e-12:
+            found.append(left[row])
+            row, column = row + 1, column + 1
+        elif best[row + 1][column] >= best[row][column + 1]:
+            row += 1
+        else:
+            column += 1
+    return found
+
+
+Change = Literal["same", "yours", "theirs"]
+
+
+def difference(text: str, template: Template) -> list[tuple[Change, str]]:
+    """What a text and a template have in common and in which words they differ, in reading order."""
+    import difflib
+
+    mine = text.split()
+    its = "".join(f"{{{piece.expr}}}" if isinstance(piece, Placeholder) else piece for piece in template).split()
+    changes: list[tuple[Change, str]] = []
+    matcher = difflib.SequenceMatcher(None, mine, its, autojunk=False)
+    for kind, left, left_end, right, right_end in matcher.get_opcodes():
+        if kind == "equal":
+            changes.append(("same", " ".join(mine[left:left_end])))
+            continue
+        if left < left_end:
+            changes.append(("yours", " ".join(mine[left:left_end])))
+        if right < right_end:
+            changes.append(("theirs", " ".join(its[right:right_end])))
+    return changes
