@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
-from headrace.cli import terminal
+from headrace.cli import reference, terminal
 from headrace.cli.options import FlagsCommand, OffloadFlags, with_offload_flags
 from headrace.errors import HeadraceError
 
@@ -120,6 +120,9 @@ def demo(
     from headrace.cli.demo import demo as command
 
     return command(as_json=as_json)
+
+
+app.add_typer(reference.app, name="reference", short_help="Build and search the error reference of a package.")
 
 
 def _print_version(wanted: bool) -> None:

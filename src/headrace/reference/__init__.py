@@ -1,1 +1,1 @@
-"""The error reference: every error of an installed package with its condition, its place and a fix. Never imports torch."""
+"""The error reference: each error of an installed package with condition, place and fix. Never imports torch."""

@@ -93,3 +93,17 @@ class Page:
     error_class: str
     template: Template
     sites: tuple[Site, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The life of a page over the versions of its package that were looked at."""
+
+    introduced: str | None = None
+    """The version that it came with; None if the first version that was looked at had it."""
+    removed: str | None = None
+    """The version that has it no more; None if the current one has it."""
+    successor: str | None = None
+    """The id of the page that its message was reworded to."""
+    predecessors: tuple[str, ...] = ()
+    """Ids of pages that were reworded to this one."""
