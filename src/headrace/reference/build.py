@@ -22,6 +22,7 @@ from headrace.reference import codec
 from headrace.reference.database import Catalogue, StoredFile, database_path, write
 from headrace.reference.extract import FileErrors, finished, read_file
 from headrace.reference.ids import id_of, naming_template
+from headrace.reference.options import by_spelling
 from headrace.reference.packages import PackageSource
 from headrace.reference.records import Page, Site
 from headrace.reference.versions import with_history
@@ -50,7 +51,8 @@ def build(source: PackageSource, *, path: Path | None = None, on_progress: Progr
         kept = [file for file in prints if known.get(file) == prints[file]]
         files = [*(old.stored_files(kept) if old is not None else ()), *_read(source, changed, prints, progress)]
         files.sort(key=lambda stored: stored.file)
-        current = pages_of(source.name, finished(_errors(file) for file in files))
+        errors = [_errors(file) for file in files]
+        current = pages_of(source.name, finished(errors))
         newer = old is not None and version_key(source.version) >= version_key(old.version)
         before = list(old.rows()) if old is not None and newer else []
         rows = with_history(before, current, source.version)
@@ -60,6 +62,7 @@ def build(source: PackageSource, *, path: Path | None = None, on_progress: Progr
             "commit": source.commit,
             "repository": source.repository,
             "prefix": source.prefix,
+            "flags": codec.dumps(by_spelling(spellings for part in errors for spellings in part.flags)),
         }
         write(path, facts, rows, files)
     return path

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from headrace.reference.records import Placeholder, Template
@@ -20,9 +21,10 @@ def words(text: str) -> list[str]:
     return [found.lower() for found in _WORD.findall(text)][:_MOST_WORDS]
 
 
-def template_words(template: Template) -> list[str]:
+@lru_cache(maxsize=16384)
+def template_words(template: Template) -> tuple[str, ...]:
     """The words of a template's own; the values are nobody's words."""
-    return words(" \x00 ".join(piece for piece in template if not isinstance(piece, Placeholder)))
+    return tuple(words(" \x00 ".join(piece for piece in template if not isinstance(piece, Placeholder))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Rarity:
         """Of one word. Never negative."""
         return math.log((self.documents + 1) / (self.counts.get(word, 0) + 0.5))
 
-    def total(self, group: Sequence[str]) -> float:
+    def total(self, group: Iterable[str]) -> float:
         """Of all words of a text."""
         return sum(map(self.weight, group))
 
@@ -74,18 +76,21 @@ def nearness(text: Sequence[str], template: Sequence[str], rarity: Rarity) -> Ne
 
 def _common(text: Sequence[str], template: Sequence[str], rarity: Rarity) -> list[str]:
     """The heaviest common subsequence. Words that the other side does not have cost nothing to leave out first."""
-    left = [word for word in text if word in set(template)]
-    right = [word for word in template if word in set(text)]
+    both = set(text).intersection(template)
+    left = [word for word in text if word in both]
+    right = [word for word in template if word in both]
+    weights = [rarity.weight(word) for word in left]
     best = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for row in range(len(left) - 1, -1, -1):
         for column in range(len(right) - 1, -1, -1):
-            best[row][column] = max(best[row + 1][column], best[row][column + 1])
             if left[row] == right[column]:
-                best[row][column] = max(best[row][column], best[row + 1][column + 1] + rarity.weight(left[row]))
+                best[row][column] = best[row + 1][column + 1] + weights[row]
+            else:
+                best[row][column] = max(best[row + 1][column], best[row][column + 1])
     row = column = 0
     found: list[str] = []
     while row < len(left) and column < len(right):
-        if left[row] == right[column] and best[row][column] > max(best[row + 1][column], best[row][column + 1]) - 1e-12:
+        if left[row] == right[column]:
             found.append(left[row])
             row, column = row + 1, column + 1
         elif best[row + 1][column] >= best[row][column + 1]:

@@ -107,17 +107,18 @@ def file_to_plain(errors: FileErrors) -> list[Any]:
         ]
         for cls in errors.classes
     ]
-    return [errors.file, drafts, classes, errors.broken]
+    return [errors.file, drafts, classes, errors.broken, [list(spellings) for spellings in errors.flags]]
 
 
 def file_from_plain(plain: list[Any]) -> FileErrors:
     """What `file_to_plain` made."""
-    file, drafts, classes, broken = plain
+    file, drafts, classes, broken, flags = plain
     return FileErrors(
         file,
         tuple(Draft(site_from_plain(site), _named_from_plain(named), origin) for site, named, origin in drafts),
         tuple(_class_from_plain(cls) for cls in classes),
         broken,
+        tuple(tuple(spellings) for spellings in flags),
     )
 
 

@@ -22,9 +22,10 @@ from typing import Self
 from headrace.cache import cache_directory
 from headrace.errors import NotInReference, NotWritable
 from headrace.reference import codec, packages
+from headrace.reference.closest import Rarity
 from headrace.reference.records import History, Page, Site
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when a build would come out different, so that old files are not taken for new ones."""
 
 _TABLES = """
@@ -84,6 +85,8 @@ class Catalogue:
     def __init__(self, connection: sqlite3.Connection, facts: Mapping[str, str | None]) -> None:
         self._connection = connection
         self._facts = facts
+        self._counts: dict[str, int] = {}
+        self._size: int | None = None
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -127,6 +130,10 @@ class Catalogue:
     @property
     def repository(self) -> str | None:
         return self._facts["repository"]
+
+    def flags(self) -> dict[str, str]:
+        """Every way to write a flag of the package's command lines, with the best one."""
+        return dict(json.loads(self._facts.get("flags") or "{}"))
 
     # --- pages ---
 
@@ -232,15 +239,20 @@ class Catalogue:
         return [row[0] for row in self._connection.execute(select, (query, limit))]
 
     def _rarest(self, words: Iterable[str]) -> list[str]:
-        split = dict.fromkeys(part.lower() for word in words for part in _WORD.findall(word))
-        counts: list[tuple[int, str]] = []
-        for word in split:
-            row = self._connection.execute(
-                "SELECT doc FROM vocabulary WHERE term = ? AND col = 'message'", (word,)
-            ).fetchone()
-            if row is not None:
-                counts.append((row[0], word))
-        return [word for _, word in sorted(counts)[:_RAREST]]
+        counts = self.rarity(dict.fromkeys(part.lower() for word in words for part in _WORD.findall(word))).counts
+        return sorted(counts, key=lambda word: (counts[word], word))[:_RAREST]
+
+    def rarity(self, words: Iterable[str]) -> Rarity:
+        """In how many messages words stand, those that stand in any. What was looked up once is kept."""
+        select = "SELECT doc FROM vocabulary WHERE term = ? AND col = 'message'"
+        asked = list(words)
+        for word in asked:
+            if word not in self._counts:
+                row = self._connection.execute(select, (word,)).fetchone()
+                self._counts[word] = row[0] if row else 0
+        if self._size is None:
+            self._size = len(self)
+        return Rarity(self._size, {word: count for word in asked if (count := self._counts[word])})
 
     def search(self, text: str, limit: int = 20) -> list[Page]:
         """Pages with all of the words (the last may be the beginning of one) in text, class, file or function."""

@@ -75,7 +75,11 @@ _DEEPEST_WRAPPER = 3
 def explain(paste: str, catalogues: Sequence[Catalogue], command: str | None = None) -> Explanation:
     """Explain a message, a traceback or a log. `catalogues` are asked in order; of equal findings the first counts."""
     errors = _by_promise(tracebacks.parse(paste))
-    claims = [claim for error in errors[:_MOST_ERRORS] for claim in _claims(error, catalogues)]
+    claims: list[_Claim] = []
+    for claim in (claim for error in errors[:_MOST_ERRORS] for claim in _claims(error, catalogues)):
+        claims.append(claim)
+        if _preference(claim) == (0, 0):
+            break
     best = min(claims, key=_preference, default=None)
     if best is None or best.finding.verdict == "none":
         return _abstained(claims, errors)

@@ -15,6 +15,7 @@ from headrace.reference import fragments, pieces
 from headrace.reference.classes import ClassIndex, ErrorClass, default_forms, last_name, looks_like_error, read_classes
 from headrace.reference.flow import FUNCTIONS, TRIES, WITHS, Module, Place, own_expressions, own_statements, read_module
 from headrace.reference.guards import Guards
+from headrace.reference.options import Spellings, read_flags
 from headrace.reference.pieces import Forms
 from headrace.reference.records import Placeholder, Site, SiteKind
 from headrace.reference.templates import Texts
@@ -43,13 +44,16 @@ class FileErrors:
     classes: tuple[ErrorClass, ...] = ()
     broken: str | None = None
     """Why the file could not be read."""
+    flags: tuple[Spellings, ...] = ()
+    """What its command lines take."""
 
 
 def read_file(file: str, source: bytes) -> FileErrors:
     """The errors of one file, by its path relative to the folder that holds the package."""
     try:
         module = read_module(source)
-        return FileErrors(file, tuple(_Reader(module, file).drafts()), tuple(read_classes(module, file)))
+        drafts = tuple(_Reader(module, file).drafts())
+        return FileErrors(file, drafts, tuple(read_classes(module, file)), flags=read_flags(module.tree, source))
     except (SyntaxError, ValueError, RecursionError) as error:
         return FileErrors(file, broken=f"{type(error).__name__}: {error}")
 

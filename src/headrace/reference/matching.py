@@ -98,7 +98,10 @@ class Finding:
         return self.matches[0] if self.matches else None
 
 
-_CANDIDATES = 60
+_CANDIDATES = 40
+_END_WORDS = 12
+_COMPARED = 16
+"""So many candidates that do not fit as templates are compared word by word."""
 _FITTING = 8
 """So many of the best fits are checked against their conditions."""
 
@@ -112,18 +115,31 @@ def find(catalogue: Catalogue, said: Said, frames: Sequence[Frame] = ()) -> Find
     said_words = words(said.message)
     text = squeeze(said.message)
     here = list(_sites_of_frames(catalogue, frames))
-    pages = catalogue.pages_with_words(said_words, _CANDIDATES) if said_words else []
+    pages = _candidates(catalogue, said_words)
     every_word = set(said_words).union(*map(_words_of, [*pages, *(page for page, _ in here)]))
-    rarity = catalogue.rarity(sorted(every_word))
-    search = _Search(said, said_words, text, rarity)
+    search = _Search(said, said_words, text, catalogue.rarity(sorted(every_word)))
     matches = [search.match(page, site, by_frame=True) for page, site in here]
-    matches += [search.match_page(page) for page in pages if page.id not in {each.id for each, _ in here}]
+    of_frames = {page.id for page, _ in here}
+    matches += [search.match_page(page) for page in search.promising(pages) if page.id not in of_frames]
     ranked = sorted((each for each in matches if each), key=_rank, reverse=True)
     return _decided(said, ranked)
 
 
+def _candidates(catalogue: Catalogue, said_words: Sequence[str]) -> list[Page]:
+    """Pages that share rare words with the message, or with its ends: long values have rare words of their own."""
+    parts = [said_words]
+    if len(said_words) > 2 * _END_WORDS:
+        parts += [said_words[:_END_WORDS], said_words[-_END_WORDS:]]
+    found = {page.id: page for part in parts if part for page in catalogue.pages_with_words(part, _CANDIDATES)}
+    return list(found.values())
+
+
+def _forms(page: Page) -> set[Template]:
+    return {template for site in page.sites for template in site.templates}
+
+
 def _words_of(page: Page) -> set[str]:
-    return {word for site in page.sites for template in site.templates for word in template_words(template)}
+    return {word for template in _forms(page) for word in template_words(template)}
 
 
 # --- candidates -----------------------------------------------------------------------------------------------------
@@ -159,7 +175,17 @@ class _Search:
 
     def __init__(self, said: Said, said_words: Sequence[str], text: Squeezed, rarity: Rarity) -> None:
         self._said, self._words, self._text, self._rarity = said, said_words, text, rarity
-        self._fits: dict[Template, tuple[Fit | None, Nearness]] = {}
+        self._fits: dict[Template, Fit | None] = {}
+        self._nearness: dict[Template, Nearness] = {}
+
+    def promising(self, pages: Sequence[Page]) -> list[Page]:
+        """Those that fit, and of the others those that share the heaviest words with the message."""
+        said = set(self._words)
+        fitting = [page for page in pages if any(self._fit(form) for form in _forms(page))]
+        kept = {page.id for page in fitting}
+        others = [page for page in pages if page.id not in kept]
+        others.sort(key=lambda page: self._rarity.total(said & _words_of(page)), reverse=True)
+        return [*fitting, *others[:_COMPARED]]
 
     def match_page(self, page: Page) -> Match | None:
         """The best of a page's sites: they share their text, and differ in their condition and their file."""
@@ -170,7 +196,7 @@ class _Search:
         """One site, with the form of its message that suits best."""
         if not site.templates:
             return None
-        forms = [(template, *self._compared(template)) for template in site.templates]
+        forms = [(template, self._fit(template), self._near(template)) for template in site.templates]
         template, fitting, near = max(forms, key=lambda form: (_mode_rank(form[1]), form[2].score))
         values = captured_values(template, fitting) if fitting else {}
         return Match(
@@ -185,11 +211,15 @@ class _Search:
             values=values,
         )
 
-    def _compared(self, template: Template) -> tuple[Fit | None, Nearness]:
+    def _fit(self, template: Template) -> Fit | None:
         if template not in self._fits:
-            near = nearness(self._words, template_words(template), self._rarity)
-            self._fits[template] = (fit(template, self._text), near)
+            self._fits[template] = fit(template, self._text)
         return self._fits[template]
+
+    def _near(self, template: Template) -> Nearness:
+        if template not in self._nearness:
+            self._nearness[template] = nearness(self._words, template_words(template), self._rarity)
+        return self._nearness[template]
 
 
 def captured_values(template: Template, fitting: Fit) -> dict[str, object]:
