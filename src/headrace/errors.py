@@ -514,6 +514,17 @@ class NotInReference(UserError):
     example = {"package": "vllm", "reason": "it was not built"}
 
 
+class UnknownErrorId(UserError):
+    """An id was asked for that no page of the error references has."""
+
+    id: str
+    nearest: Sequence[str]
+    packages: Sequence[str]
+    template = "No error of {packages:list} has the id {id!r}."
+    remedy = "The nearest ids are: {nearest:list}. Another package's errors are found after `headrace reference build`."
+    example = {"id": "f56c538f6aa629ce", "nearest": ["f56c538f6aa629cd"], "packages": ["headrace", "vllm"]}
+
+
 # --- while it runs ------------------------------------------------------------------------------------------------
 
 

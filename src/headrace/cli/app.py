@@ -122,6 +122,29 @@ def demo(
     return command(as_json=as_json)
 
 
+@app.command(short_help="Explain an error: its condition, its place and a fix.")
+def explain(
+    message: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MESSAGE", help="The error's text, or its id. Without it: standard input."),
+    ] = None,
+    package: Annotated[
+        str | None,
+        typer.Option(metavar="PACKAGE", help="Whose error it is; default: as the traceback tells, or every one built."),
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="The command line that failed, in quotes: it is shown corrected."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="Print one line: the condition and a fix.")] = False,
+) -> int:
+    """Explain a message, a traceback or a log: what was checked, where, and what to change. 1 if nothing is claimed."""
+    from headrace.cli.explain import explain_command
+
+    return explain_command(message or [], package=package, command=command, as_json=as_json, short=short)
+
+
 app.add_typer(reference.app, name="reference", short_help="Build and search the error reference of a package.")
 
 

@@ -38,6 +38,11 @@ def build_package(package: str, source: Path | None, wheels: Sequence[Path]) -> 
             typer.echo(f"{catalogue.package} {catalogue.version}: {len(catalogue)} errors, in {path}")
 
 
+def build_quietly(package: str) -> Path:
+    """Build the reference of an installed package because something asks for it. Raises: PackageNotFound ..."""
+    return _built(packages.installed(package))
+
+
 def _built(source: PackageSource) -> Path:
     """Build with a progress bar that vanishes when it is done."""
     console = Console(stderr=True)
