@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _fail(f"{error.format_message()}\nSee `headrace --help` or `headrace COMMAND --help`.", 2, debug)
     except HeadraceError as error:
-        return _fail(error.message, error.exit_code, debug)
+        return _fail(f"{error.message}\nheadrace explain {error.error_id()}", error.exit_code, debug)
     except Exception as error:
         return _fail(f"{type(error).__name__}: {error}\nThis was not expected; run again with --debug.", 1, debug)
     return code

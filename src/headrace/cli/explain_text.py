@@ -40,6 +40,7 @@ def _found(explanation: Explanation, width: int) -> Iterator[Text]:
     yield from _where(explanation)
     yield from _section("fix", explained.fix_lines(explanation), width)
     yield from _command(explanation)
+    yield from _own(explanation, width)
     yield from _block("check", (explanation.snippet or "").splitlines())
     others = [explained.place_line(match) for match in explanation.others]
     yield from _section("or", others, width, style="dim")
@@ -104,6 +105,20 @@ def _where(explanation: Explanation) -> Iterator[Text]:
     for number, line in catalogue.excerpt(site, _AROUND):
         reason = site.line <= number <= site.end_line
         yield Text(f"{'':{_LABEL}}{number:>6} {'>' if reason else ' '} {line}", style="" if reason else "dim")
+
+
+def _own(explanation: Explanation, width: int) -> Iterator[Text]:
+    own = explanation.own
+    if own is None:
+        return
+    yield from _wrapped("means", " ".join(own.meaning.split()), width)
+    if explanation.said is None:
+        yield from _section("example", own.rendered.splitlines(), width)
+    elif own.remedy:
+        yield from _section("remedy", own.remedy.splitlines(), width)
+    if own.example is not None:
+        yield from _block("before", own.example.before.strip().splitlines())
+        yield from _block("after", own.example.after.strip().splitlines())
 
 
 def _command(explanation: Explanation) -> Iterator[Text]:

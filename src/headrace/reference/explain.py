@@ -2,7 +2,7 @@
 
     paste -> errors in it -> what is inside of each -> the site of one of them, or whose error it is
 
-Knows catalogues by what they can be asked (`matching.Catalogue`), and no package by name.
+Knows catalogues by what they can be asked (`matching.Catalogue`), and of all packages only Headrace itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from headrace.reference import commands, owners, solve, tracebacks, wrappers
 from headrace.reference.commands import Corrected
 from headrace.reference.matching import Catalogue, Finding, Match, Verdict, checked, find
 from headrace.reference.messages import one_line
+from headrace.reference.own import OwnError, own_error
 from headrace.reference.owners import Owner
 from headrace.reference.records import Page, Placeholder, Site, Template
 from headrace.reference.snippets import check_before_calling
@@ -44,6 +45,8 @@ class Explanation:
     fixes: tuple[solve.Fix, ...] = ()
     corrected: Corrected | None = None
     snippet: str | None = None
+    own: OwnError | None = None
+    """What Headrace knows about an error of its own."""
 
     @property
     def found(self) -> bool:
@@ -74,6 +77,7 @@ _DEEPEST_WRAPPER = 3
 
 def explain(paste: str, catalogues: Sequence[Catalogue], command: str | None = None) -> Explanation:
     """Explain a message, a traceback or a log. `catalogues` are asked in order; of equal findings the first counts."""
+    pointed, paste = _pointer(paste)
     errors = _by_promise(tracebacks.parse(paste))
     claims: list[_Claim] = []
     for claim in (claim for error in errors[:_MOST_ERRORS] for claim in _claims(error, catalogues)):
@@ -81,16 +85,28 @@ def explain(paste: str, catalogues: Sequence[Catalogue], command: str | None = N
         if _preference(claim) == (0, 0):
             break
     best = min(claims, key=_preference, default=None)
-    if best is None or best.finding.verdict == "none":
-        return _abstained(claims, errors)
-    return _explained(best, command)
+    answer = _abstained(claims, errors) if best is None or not best.finding.best else _explained(best, command)
+    if pointed and (answer.page is None or answer.page.id != pointed):
+        for catalogue in catalogues:
+            if page := catalogue.page(pointed):
+                return explain_page(page, catalogue)
+    return answer
+
+
+_POINTER = re.compile(r"^\W*headrace explain (?P<id>[0-9a-f]{16})\W*$", re.MULTILINE)
+
+
+def _pointer(paste: str) -> tuple[str | None, str]:
+    """The id that Headrace itself writes below an error, and the paste without it."""
+    found = list(_POINTER.finditer(paste))
+    return (found[-1]["id"] if found else None), _POINTER.sub("", paste)
 
 
 def explain_page(page: Page, catalogue: Catalogue) -> Explanation:
     """Explain a page that was asked for by its id."""
     site = page.sites[0] if page.sites else None
     if site is None:
-        return Explanation("exact", None, catalogue, page)
+        return Explanation("exact", None, catalogue, page, own=_own(page))
     return Explanation(
         "exact",
         None,
@@ -99,7 +115,12 @@ def explain_page(page: Page, catalogue: Catalogue) -> Explanation:
         site,
         fixes=tuple(solve.fixes(site.condition, {})),
         snippet=check_before_calling(site, template_text(page.template)),
+        own=_own(page),
     )
+
+
+def _own(page: Page) -> OwnError | None:
+    return own_error(page.id) if page.package == "headrace" else None
 
 
 def template_text(template: Template) -> str:
@@ -148,10 +169,10 @@ def _claims_of(said: Said, frames: Sequence[Frame], catalogue: Catalogue, depth:
     if carried is not None and depth < _DEEPEST_WRAPPER:
         for inner in wrappers.unwrap(carried):
             yield from _claims_of(inner, (), catalogue, depth + 1)
-    verdict: Verdict = "none" if owner else finding.verdict
+    if owner:
+        finding = replace(finding, verdict="none", matches=(), near=(*finding.matches, *finding.near))
     carrier = carried is not None or bool(_POINTS_ELSEWHERE.search(said.message))
-    near = (*finding.matches, *finding.near) if owner else finding.near
-    yield _Claim(catalogue, replace(finding, verdict=verdict, near=near), owner, carrier)
+    yield _Claim(catalogue, finding, owner, carrier)
 
 
 def _owner(said: Said, frames: Sequence[Frame], catalogue: Catalogue, finding: Finding) -> Owner | None:
@@ -225,6 +246,7 @@ def _explained(claim: _Claim, command: str | None) -> Explanation:
         fixes=fixes,
         corrected=commands.corrected(command, fixes, flags) if command else None,
         snippet=check_before_calling(match.site, one_line(said.message)),
+        own=_own(match.page),
     )
 
 

@@ -10,6 +10,7 @@ from headrace.reference.closest import difference
 from headrace.reference.explain import Explanation, template_text
 from headrace.reference.matching import Match
 from headrace.reference.messages import one_line
+from headrace.reference.own import OwnError
 from headrace.reference.records import Page, Site
 from headrace.reference.solve import Change, Fix
 
@@ -172,12 +173,28 @@ def _something(explanation: Explanation) -> dict[str, Any]:
         if explanation.corrected is None
         else {"before": explanation.corrected.before, "after": explanation.corrected.after},
         "check": explanation.snippet,
+        "own": _own(explanation.own),
         "difference": word_difference(explanation),
         "others": [_place(other.page, other.site) for other in explanation.others],
         "related": [
             {"id": other.id, "template": template_text(other.template), "why": why}
             for other, why in related(explanation)
         ],
+    }
+
+
+def _own(own: OwnError | None) -> dict[str, Any] | None:
+    if own is None:
+        return None
+    example = own.example
+    return {
+        "class": own.name,
+        "meaning": own.meaning,
+        "template": own.template,
+        "remedy": own.remedy,
+        "rendered": own.rendered,
+        "before": example and f"{example.given}{example.before}".strip(),
+        "after": example and f"{example.given}{example.after}".strip(),
     }
 
 

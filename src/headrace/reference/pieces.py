@@ -17,6 +17,7 @@ Forms = list[Template]
 MOST_FORMS = 12
 """A message with more forms than that has the part with the most of them as a placeholder."""
 
+_FLOAT_SPEC = re.compile(r"(?:.?[<>=^])?[-+ ]?z?#?0?\d*[,_]?(?:\.(?:\d+|\{\}))?[feEgG%]")
 _INT_SPEC = re.compile(r"[-+ #0<>=^]?\d*[,_]?[bcdoxXn]?\Z")
 _PERCENT = re.compile(
     r"%(?:\((?P<key>[^)]*)\))?[-+ #0]*(?:\*|\d+)?(?:\.(?:\*|\d+))?[hlL]?(?P<type>[diouxXeEfFgGcrsa%])"
@@ -88,7 +89,7 @@ def stripped(template: Template, side: str = "both") -> Template:
 
 def kind_of_spec(spec: str) -> PlaceholderKind:
     """What a value printed with this format specification looks like."""
-    if spec and spec[-1] in "feEgG%":
+    if _FLOAT_SPEC.fullmatch(spec):
         return "float"
     if spec and (spec[-1] in "bcdoxXn,_") and _INT_SPEC.match(spec):
         return "int"
