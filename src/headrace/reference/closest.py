@@ -54,6 +54,8 @@ class Nearness:
     """Of the template's weight."""
     said: float
     """Of the text's weight."""
+    whole: float
+    """Weight of the template."""
 
     @property
     def score(self) -> float:
@@ -67,10 +69,9 @@ class Nearness:
 def nearness(text: Sequence[str], template: Sequence[str], rarity: Rarity) -> Nearness:
     """Compare the words of a text with those of a template."""
     common = sum(rarity.weight(word) for word in _common(text, template, rarity))
+    whole = rarity.total(template)
     return Nearness(
-        common=common,
-        share=common / max(rarity.total(template), 1e-9),
-        said=common / max(rarity.total(text), 1e-9),
+        common=common, share=common / max(whole, 1e-9), said=common / max(rarity.total(text), 1e-9), whole=whole
     )
 
 

@@ -72,8 +72,11 @@ class Match:
 
     @property
     def worth(self) -> float:
-        """Weight of the words that text and template share."""
-        return self.nearness.common
+        """Weight of the template's own words that were found in its order."""
+        if self.fit is None:
+            return self.nearness.common
+        # By letters: the words in common may also stand in values.
+        return self.fit.share * self.nearness.whole
 
     @property
     def consistent(self) -> bool | None:
@@ -106,7 +109,7 @@ _FITTING = 8
 """So many of the best fits are checked against their conditions."""
 
 # Thresholds, in the weight of shared words. See the docstring of the module.
-FULL, FULL_OF_OTHER_CLASS, LONGER, CUT, BY_FRAME = 9.0, 16.0, 16.0, 14.0, 0.0
+FULL, FULL_OF_OTHER_CLASS, LONGER, CUT, BY_FRAME = 9.0, 16.0, 16.0, 18.0, 0.0
 CLOSEST_SCORE, CLOSEST_MORE, CLOSEST_LESS = 22.0, 0.5, 0.25
 
 
@@ -262,12 +265,12 @@ def _mode_rank(fitting: Fit | None) -> float:
 
 
 def _rank(match: Match) -> tuple[float, ...]:
-    fits = match.fit is not None and _weight(match) >= _threshold(match)
+    fits = match.fit is not None and match.worth >= _threshold(match)
     return (
         match.by_frame and (fits or match.nearness.share > 0.5),
         fits,
         match.fit is not None and fits and match.fit.mode == "full" and match.fit.misfits == 0,
-        round(_weight(match) if fits else match.nearness.score, 2),
+        round(match.worth if fits else match.nearness.score, 2),
         match.same_class,
         match.consistent is not False,
         match.consistent is True,
@@ -290,12 +293,6 @@ _NAMES = {
     "cuda": ("cuda", "nvidia", "tesla", "geforce", "rtx", "gtx", "quadro", "titan"),
     "rocm": ("rocm", "amd", "radeon", "instinct", "gfx", "hip"),
 }
-
-
-def _weight(match: Match) -> float:
-    """What an agreement of templates is worth: less if most of the text is values."""
-    assert match.fit is not None
-    return match.nearness.common * (match.fit.share if match.fit.mode == "cut" else 1)
 
 
 def _threshold(match: Match) -> float:
@@ -326,7 +323,7 @@ def _decided(said: Said, ranked: Sequence[Match]) -> Finding:
 
 def _verdict(match: Match) -> Verdict:
     near, fitting = match.nearness, match.fit
-    if fitting is not None and _weight(match) >= _threshold(match):
+    if fitting is not None and match.worth >= _threshold(match):
         sure = fitting.mode == "full" and not fitting.misfits and match.consistent is not False
         return "exact" if sure and (match.same_class or match.by_frame) else "likely"
     if match.by_frame and near.share > 0.5:
