@@ -2,10 +2,10 @@
 
     python benchmarks/explain_accuracy.py CASES.jsonl --package vllm [--foreign foreign.jsonl] [--sample 500]
 
-The package's reference must have been built. CASES has lines with `text` and `expected_sites_v0_32_0` (null: nothing may be
-claimed); `foreign.jsonl` comes from foreign_errors.py. Each case is also tried in other clothes: log prefixes, wrappers,
-cut off, wrapped at 80 columns, with other numbers. `--sample` renders that many of the package's own templates with made up
-values and looks for them. The last line is one JSON document.
+The package's reference must have been built. CASES has lines with `text` and `expected_sites_v0_32_0` (null: nothing
+may be claimed); `foreign.jsonl` comes from foreign_errors.py. Each case is also tried in other clothes: log prefixes,
+wrappers, cut off, wrapped at 80 columns, other numbers. `--sample` renders that many of the package's own templates
+with made up values and looks for them. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from headrace.reference.explain import Explanation, explain
 from headrace.reference.records import Page, Placeholder, Template
 
 Change = Callable[[str], str]
-SAMPLES = {"int": "48", "float": "3.25", "bool": "True", "quoted": "'left'", "class": "<class 'int'>", "list": "['a', 'b']"}
+SAMPLES = {
+    "int": "48",
+    "float": "3.25",
+    "bool": "True",
+    "quoted": "'left'",
+    "class": "<class 'int'>",
+    "list": "['a', 'b']",
+}
 
 
 def each_line(prefix: str) -> Change:
@@ -44,7 +51,8 @@ def other_numbers(text: str) -> str:
 
 def pydantic(text: str) -> str:
     return (
-        f"pydantic_core._pydantic_core.ValidationError: 1 validation error for EngineConfig\n  Value error, {message_only(text)} "
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for EngineConfig\n"
+        f"  Value error, {message_only(text)} "
         "[type=value_error, input_value=ArgsKwargs((), {'model': 'm'}), input_type=ArgsKwargs]\n"
         "    For further information visit https://errors.pydantic.dev/2.12/v/value_error"
     )
@@ -65,7 +73,8 @@ def traceback(text: str) -> str:
         '  File "/app/serve.py", line 12, in main\n    engine = start(args)\n             ^^^^^^^^^^^\n'
         f"{text}\n\nThe above exception was the direct cause of the following exception:\n\n"
         "Traceback (most recent call last):\n"
-        '  File "/app/run.py", line 3, in <module>\n    main()\nRuntimeError: The service did not start. See root cause above.'
+        '  File "/app/run.py", line 3, in <module>\n    main()\n'
+        "RuntimeError: The service did not start. See root cause above."
     )
 
 
@@ -89,7 +98,9 @@ CLOTHES: dict[str, Change] = {
     "server": server,
     "repr": lambda text: f"EngineDeadError: the loop ended: ValueError({message_only(text)!r})",
     "traceback": traceback,
-    "in a log": lambda text: f"INFO 12-30 11:58:00 [api.py:1] Starting\n{text}\nINFO 12-30 11:58:09 [api.py:9] Shutting down",
+    "in a log": lambda text: (
+        f"INFO 12-30 11:58:00 [api.py:1] Starting\n{text}\nINFO 12-30 11:58:09 [api.py:9] Shutting down"
+    ),
 }
 
 
@@ -160,7 +171,9 @@ def main() -> None:
         if arguments.foreign:
             document["false_claims"], document["foreign"] = false_claims(arguments.foreign, catalogue)
         if arguments.sample:
-            pages = [page for page in catalogue.pages() if len("".join(p for p in page.template if isinstance(p, str))) > 15]
+            pages = [
+                page for page in catalogue.pages() if len("".join(p for p in page.template if isinstance(p, str))) > 15
+            ]
             document["inverted"] = invert(catalogue, random.Random(0).sample(pages, arguments.sample))
     document["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(json.dumps(document))

@@ -35,6 +35,8 @@ def _not_found(explanation: Explanation, width: int) -> Iterator[Text]:
 def _found(explanation: Explanation, width: int) -> Iterator[Text]:
     yield from _head(explanation, width)
     yield from _chain(explanation, width)
+    if explanation.carried is not None:
+        yield from _wrapped("carries", f"an error of {explanation.carried.name}: {explanation.carried.because}", width)
     yield from _difference(explanation, width)
     yield from _why(explanation, width)
     yield from _where(explanation)
@@ -139,8 +141,9 @@ def _block(label: str, lines: Iterable[str]) -> Iterator[Text]:
 
 def _wrapped(label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
     indent = " " * _LABEL
-    body = textwrap.wrap(text, max(20, width - _LABEL), break_on_hyphens=False, break_long_words=False) or [""]
     lead = text[: len(text) - len(text.lstrip())]
+    room = max(20, width - _LABEL - len(lead))
+    body = textwrap.wrap(text.lstrip(), room, break_on_hyphens=False, break_long_words=False) or [""]
     for number, line in enumerate(body):
         yield _labelled(label, lead + line, style) if number == 0 else Text(indent + lead + line, style=style)
 

@@ -27,6 +27,28 @@ def template_words(template: Template) -> tuple[str, ...]:
     return tuple(words(" \x00 ".join(piece for piece in template if not isinstance(piece, Placeholder))))
 
 
+_FEWEST_DOCUMENTS = 10_000
+_SEEN_BY_CHANCE = 2
+_MOST_OF_A_COMMON_WORD = 2.5
+# What messages of all programs say.
+_COMMON = frozenset(
+    {
+        "a", "all", "allowed", "already", "an", "and", "another", "any", "are", "argument", "arguments", "as", "at",
+        "available", "be", "been", "before", "between", "both", "but", "by", "can", "cannot", "class", "contain",
+        "contains", "could", "count", "current", "currently", "data", "default", "did", "do", "does", "each",
+        "either", "empty", "equal", "error", "exist", "exists", "expected", "failed", "file", "first", "for",
+        "format", "found", "from", "get", "given", "got", "greater", "had", "has", "have", "how", "if", "in",
+        "index", "input", "instead", "into", "invalid", "is", "it", "its", "key", "larger", "least", "length",
+        "less", "list", "match", "missing", "more", "most", "must", "name", "needs", "no", "non", "none", "not",
+        "number", "object", "of", "on", "one", "only", "option", "or", "other", "out", "output", "path", "per",
+        "please", "positive", "provided", "request", "required", "requires", "same", "see", "set", "should", "size",
+        "smaller", "specified", "string", "such", "support", "supported", "than", "that", "the", "them", "then",
+        "there", "this", "to", "true", "try", "type", "unexpected", "unknown", "unsupported", "use", "used",
+        "using", "valid", "value", "values", "was", "when", "which", "will", "with", "yet", "you", "your",
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Rarity:
     """What finding a word in common is worth: the logarithm of how few templates have it."""
@@ -36,8 +58,17 @@ class Rarity:
     """In how many templates a word stands; none for a word that is in none."""
 
     def weight(self, word: str) -> float:
-        """Of one word. Never negative."""
-        return math.log((self.documents + 1) / (self.counts.get(word, 0) + 0.5))
+        """Of one word. Never negative.
+
+        A package with few messages tells little about how rare a word is elsewhere: it is taken for one of
+        `_FEWEST_DOCUMENTS`, and what every program says is not rare even if this one says it once.
+        """
+        documents, count = self.documents, self.counts.get(word, 0)
+        if documents < _FEWEST_DOCUMENTS:
+            count = count * _FEWEST_DOCUMENTS // max(documents, 1) if count > _SEEN_BY_CHANCE else count
+            documents = _FEWEST_DOCUMENTS
+        weight = math.log((documents + 1) / (count + 0.5))
+        return min(weight, _MOST_OF_A_COMMON_WORD) if word in _COMMON else weight
 
     def total(self, group: Iterable[str]) -> float:
         """Of all words of a text."""

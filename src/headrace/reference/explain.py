@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from headrace.reference import commands, owners, solve, tracebacks, wrappers
 from headrace.reference.commands import Corrected
 from headrace.reference.matching import Catalogue, Finding, Match, Verdict, checked, find
-from headrace.reference.messages import one_line
 from headrace.reference.own import OwnError, own_error
 from headrace.reference.owners import Owner
 from headrace.reference.records import Page, Placeholder, Site, Template
@@ -45,6 +44,8 @@ class Explanation:
     fixes: tuple[solve.Fix, ...] = ()
     corrected: Corrected | None = None
     snippet: str | None = None
+    carried: Owner | None = None
+    """Whose error the found one carries in its message."""
     own: OwnError | None = None
     """What Headrace knows about an error of its own."""
 
@@ -71,6 +72,8 @@ _POINTS_ELSEWHERE = re.compile(
     re.IGNORECASE,
 )
 _ORDER: Mapping[Verdict, int] = {"exact": 0, "likely": 1, "several": 1, "closest": 2, "none": 3}
+_CARRIES = re.compile(r"(?:^|[._])(?:e|err|errs?|errors?|exc|exceptions?|cause|result|failure)(?:\.\w+)?\W*$")
+"""Values that hold another error's message, by the names that people give them."""
 _MOST_ERRORS = 12
 _DEEPEST_WRAPPER = 3
 
@@ -85,7 +88,11 @@ def explain(paste: str, catalogues: Sequence[Catalogue], command: str | None = N
         if _preference(claim) == (0, 0):
             break
     best = min(claims, key=_preference, default=None)
-    answer = _abstained(claims, errors) if best is None or not best.finding.best else _explained(best, command)
+    if best is None or best.finding.best is None:
+        answer = _abstained(claims, errors)
+    else:
+        inside = next((claim.owner for claim in claims if claim.owner and best.carrier), None)
+        answer = replace(_explained(best, command), carried=inside)
     if pointed and (answer.page is None or answer.page.id != pointed):
         for catalogue in catalogues:
             if page := catalogue.page(pointed):
@@ -114,7 +121,7 @@ def explain_page(page: Page, catalogue: Catalogue) -> Explanation:
         page,
         site,
         fixes=tuple(solve.fixes(site.condition, {})),
-        snippet=check_before_calling(site, template_text(page.template)),
+        snippet=check_before_calling(site),
         own=_own(page),
     )
 
@@ -191,15 +198,15 @@ def _owner(said: Said, frames: Sequence[Frame], catalogue: Catalogue, finding: F
 def _carried(finding: Finding) -> Said | None:
     """The message that a wrapper of the package itself carries."""
     match = finding.best
-    if (
-        match is None
-        or match.fit is None
-        or not match.site.wrapper
-        or finding.verdict not in ("exact", "likely", "several")
-    ):
+    if match is None or match.fit is None or finding.verdict not in ("exact", "likely", "several"):
         return None
     placeholders = [piece for piece in match.template if isinstance(piece, Placeholder)]
-    texts = [(p.kind == "exception", len(t), t) for p, t in zip(placeholders, match.fit.captured, strict=True) if t]
+    given = [(piece, text) for piece, text in zip(placeholders, match.fit.captured, strict=True) if text]
+    texts = [
+        (piece.kind == "exception", len(text), text)
+        for piece, text in given
+        if piece.kind == "exception" or _CARRIES.search(piece.expr) or (match.site.wrapper and " " in text)
+    ]
     if not texts:
         return None
     wrapper = Wrapper("package", f"{match.site.error_class} of {match.site.qualname}", match.page.id)
@@ -231,7 +238,7 @@ def _explained(claim: _Claim, command: str | None) -> Explanation:
     flags = claim.catalogue.flags()
     if command:
         match = _with_command(match, command, flags)
-    fixes = tuple(solve.fixes(match.site.condition, match.values))
+    fixes = _settable_first(solve.fixes(match.site.condition, match.values), flags)
     said = claim.finding.said
     return Explanation(
         claim.finding.verdict,
@@ -245,9 +252,18 @@ def _explained(claim: _Claim, command: str | None) -> Explanation:
         wrappers=said.wrappers,
         fixes=fixes,
         corrected=commands.corrected(command, fixes, flags) if command else None,
-        snippet=check_before_calling(match.site, one_line(said.message)),
+        snippet=check_before_calling(match.site),
         own=_own(match.page),
     )
+
+
+def _settable_first(fixes: Sequence[solve.Fix], flags: commands.Flags) -> tuple[solve.Fix, ...]:
+    """What a flag can set before what only the code or the model can."""
+
+    def unset(fix: solve.Fix) -> tuple[bool, int]:
+        return (not fix.verified, sum(commands.flag_of(change.expr, flags) is None for change in fix.changes))
+
+    return tuple(sorted(fixes, key=unset))
 
 
 def _with_command(match: Match, command: str, flags: commands.Flags) -> Match:

@@ -173,6 +173,7 @@ def _something(explanation: Explanation) -> dict[str, Any]:
         if explanation.corrected is None
         else {"before": explanation.corrected.before, "after": explanation.corrected.after},
         "check": explanation.snippet,
+        "carries": None if explanation.carried is None else explanation.carried.name,
         "own": _own(explanation.own),
         "difference": word_difference(explanation),
         "others": [_place(other.page, other.site) for other in explanation.others],

@@ -79,7 +79,7 @@ _PREFIXES = tuple(
         r"(?:stderr|stdout) ?[|:] ?|\[(?:stderr|stdout)\] ?",
         r"\| (?=\S)",
         # a reporter of tests marks the lines of an error, and the line that raised
-        r"E {3}",
+        r"E {3}(?: {4})?",
         r">(?: |$)",
     )
 )

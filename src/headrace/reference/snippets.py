@@ -7,7 +7,7 @@ import builtins
 import keyword
 
 from headrace.reference.evaluate import parsed
-from headrace.reference.records import Site
+from headrace.reference.records import Site, Template
 
 _BUILTINS = {
     *("len", "isinstance", "abs", "min", "max", "sum", "int", "float", "str", "bool"),
@@ -19,11 +19,8 @@ class _NotClosed(Exception):
     """The condition asks for something that a caller does not hold. Never leaves this room."""
 
 
-def check_before_calling(site: Site, words: str) -> str | None:
-    """Source of a function that raises when the site would, or None if the condition is not known or not closed.
-
-    `words` is what it says; the site's own class is used if it is a builtin.
-    """
+def check_before_calling(site: Site) -> str | None:
+    """Source of a function that raises when the site would, or None if the condition is not known or not closed."""
     condition = site.condition
     atoms = [atom for atom in condition.atoms if not atom.early_exit]
     if not condition.complete or not atoms or any(atom.kind in ("handler", "always", "exists") for atom in atoms):
@@ -35,8 +32,30 @@ def check_before_calling(site: Site, words: str) -> str | None:
         return None
     test = " and ".join(f"({each})" if len(tests) > 1 and _binds_weaker(each) else each for each in tests)
     error = site.error_class if hasattr(builtins, site.error_class) else "ValueError"
-    lines = [f"def check({', '.join(names.parameters)}):", f"    if {test}:", f"        raise {error}({words!r})"]
+    message = _message(site.templates[0] if site.templates else (), names)
+    lines = [f"def check({', '.join(names.parameters)}):", f"    if {test}:", f"        raise {error}({message})"]
     return "\n".join(lines)
+
+
+def _message(template: Template, names: _Names) -> str:
+    """The message as an f-string over the parameters; the name of a value stands for one that they do not give."""
+    text = ""
+    values = False
+    known = list(names.parameters)
+    for piece in template:
+        if isinstance(piece, str):
+            text += " ".join(piece.split("\n")).replace("{", "{{").replace("}", "}}")
+            continue
+        try:
+            renamed = names.renamed(piece.expr)
+        except _NotClosed:
+            renamed = ""
+        if renamed and names.parameters == known and not set(renamed) & set("'\"{}"):
+            text, values = f"{text}{{{renamed}}}", True
+        else:
+            names.keep(known)
+            text += piece.expr.replace("{", "{{").replace("}", "}}")
+    return f"f{text!r}" if values else repr(text.replace("{{", "{").replace("}}", "}"))
 
 
 def _binds_weaker(test: str) -> bool:
@@ -48,6 +67,10 @@ class _Names(ast.NodeTransformer):
 
     def __init__(self) -> None:
         self._by_source: dict[str, str] = {}
+
+    def keep(self, parameters: list[str]) -> None:
+        """Forget all other parameters."""
+        self._by_source = {source: name for source, name in self._by_source.items() if name in parameters}
 
     @property
     def parameters(self) -> list[str]:

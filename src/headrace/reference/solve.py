@@ -67,9 +67,15 @@ def fixes(condition: Condition, values: Mapping[str, Any]) -> list[Fix]:
 def settable_names(code: str) -> list[str]:
     """The expressions in a condition that somebody could give another value."""
     tree = parsed(code)
-    if tree is None:
-        return []
-    return [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr) and _settable(node)]
+    found: list[str] = []
+    rest: list[ast.AST] = [] if tree is None else [tree]
+    while rest:
+        node = rest.pop(0)
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+            found += [ast.unparse(node)] if _settable(node) else []
+        else:
+            rest += ast.iter_child_nodes(node)
+    return found
 
 
 def _checked(fix: Fix, values: Mapping[str, Any]) -> Fix | None:
@@ -175,11 +181,21 @@ _OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
 # --- one rule for each comparison: ways to make it false ------------------------------------------------------------
 
 
+_LIBRARIES = {"torch", "np", "numpy", "os", "sys", "math", "self", "cls"}
+
+
 def _settable(node: ast.expr) -> bool:
-    """Whether somebody could give this another value: a constant cannot be, nor what is computed."""
+    """Whether somebody could give this another value: not a constant, a class's member, or what is computed."""
     if isinstance(node, ast.Name):
-        return not node.id.isupper()
-    return (isinstance(node, ast.Attribute) and not node.attr.isupper()) or isinstance(node, ast.Subscript)
+        return not node.id[:1].isupper() and node.id not in _LIBRARIES
+    if not isinstance(node, ast.Attribute | ast.Subscript):
+        return False
+    root: ast.expr = node
+    while isinstance(root, ast.Attribute | ast.Subscript):
+        root = root.value
+    constant = isinstance(node, ast.Attribute) and node.attr.isupper()
+    library = isinstance(root, ast.Name) and (root.id in _LIBRARIES - {"self", "cls"} or root.id[:1].isupper())
+    return isinstance(root, ast.Name) and not constant and not library
 
 
 def _known(node: ast.expr, values: Mapping[str, Any]) -> Any:

@@ -49,7 +49,7 @@ _FRAMES = (
     re.compile(r'^[\s|]*File "(?P<file>[^"]++)", line (?P<line>\d++)(?:, in (?P<function>.++))?$'),
     re.compile(r"^File (?P<file>[^\s:]++):(?P<line>\d++)(?:, in (?P<function>[\w.<>]++).*+)?$"),
     re.compile(r"^Cell In ?\[\d++\], line (?P<line>\d++)(?P<file>)(?P<function>)"),
-    re.compile(r"^(?P<file>\S++\.py|<ipython-input[^>]*+>) in (?P<function>[\w.<>]++)(?:\(.*+)?$(?P<line>)"),
+    re.compile(r"^(?P<file>\S+?\.py|<ipython-input[^>]*+>) in (?P<function>[\w.<>]++)(?:\(.*+)?$(?P<line>)"),
 )
 _PYTEST_PLACE = re.compile(r"^(?P<file>\S+?\.py):(?P<line>\d++): (?P<error_class>[A-Za-z_][\w.]*+)$")
 _ARROW = re.compile(r"^-+> (?P<line>\d++)")

@@ -1,0 +1,31 @@
+"""Flags are read from the calls that declare them."""
+
+from __future__ import annotations
+
+import ast
+
+from headrace.reference.options import by_spelling, read_flags
+
+SOURCE = b"""
+parser.add_argument("model")
+parser.add_argument("--tensor-parallel-size", "-tp", type=int, help="how many")
+group.add_argument("-v", "--verbose")
+app.Option("--color/--no-color", help="--not-a-flag in a sentence")
+other("--not-declared")
+"""
+
+
+def test_flags() -> None:
+    flags = by_spelling(read_flags(ast.parse(SOURCE), SOURCE))
+    assert flags == {
+        "--tensor-parallel-size": "--tensor-parallel-size",
+        "-tp": "--tensor-parallel-size",
+        "-v": "--verbose",
+        "--verbose": "--verbose",
+        "--color": "--color",
+        "--no-color": "--no-color",
+    }
+
+
+def test_a_file_that_declares_none() -> None:
+    assert read_flags(ast.parse(b"x = '--flag'"), b"x = '--flag'") == ()
