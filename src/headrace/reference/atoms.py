@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 from collections.abc import Iterator, Mapping
 
 _INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -105,7 +106,8 @@ def kind_of(test: ast.expr) -> str:
     return "other"
 
 
-def reads(expression: ast.expr) -> tuple[set[str], set[str]]:
+@functools.lru_cache(maxsize=8192)
+def reads(expression: ast.expr) -> tuple[frozenset[str], frozenset[str]]:
     """Dotted paths that an expression reads, and those whose methods it calls (whatever is below them may matter)."""
     plain: set[str] = set()
     called: set[str] = set()
@@ -128,7 +130,7 @@ def reads(expression: ast.expr) -> tuple[set[str], set[str]]:
             if owner is not None:
                 called.add(owner)
         todo += ast.iter_child_nodes(node)
-    return {path for path in plain if path.partition(".")[0] not in bound}, called - bound
+    return frozenset(path for path in plain if path.partition(".")[0] not in bound), frozenset(called - bound)
 
 
 def dotted(node: ast.AST) -> str | None:

@@ -19,7 +19,7 @@ from headrace.reference.flow import (
 )
 
 _MUTATORS = frozenset(
-    "add append appendleft clear discard extend insert pop popitem popleft remove reverse setdefault sort update".split()
+    ["add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove", "reverse", "setdefault", "sort", "update"]
 )
 
 
@@ -29,12 +29,13 @@ class Changes:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._of: dict[ast.stmt, frozenset[str]] = {}
+        self._by_itself: dict[ast.stmt, frozenset[str]] = {}
 
     def of(self, statement: ast.stmt) -> frozenset[str]:
         """What a statement and the blocks in it may change, if it does not leave the block that it stands in."""
         found = self._of.get(statement)
         if found is None:
-            found = self._of[statement] = frozenset(self._own(statement) | self._inner(statement))
+            found = self._of[statement] = self.own(statement) | self._inner(statement)
         return found
 
     def of_block(self, block: Iterable[ast.stmt]) -> set[str]:
@@ -61,6 +62,13 @@ class Changes:
                 return set()
         return set().union(*(self.of_block(block) for block in blocks))
 
+    def own(self, statement: ast.stmt) -> frozenset[str]:
+        """What a statement may change, without the blocks in it."""
+        found = self._by_itself.get(statement)
+        if found is None:
+            found = self._by_itself[statement] = frozenset(self._own(statement))
+        return found
+
     def _own(self, statement: ast.stmt) -> set[str]:
         changed = set(assigned_names(statement))
         for target in _targets(statement):
@@ -69,7 +77,9 @@ class Changes:
             return changed
         for expression in own_expressions(statement):
             for node in ast.walk(expression):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if isinstance(node, ast.NamedExpr):
+                    changed.add(node.target.id)
+                elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                     changed |= self._by_call(node.func, statement)
         return changed
 
@@ -123,7 +133,10 @@ def _base(node: ast.AST) -> str | None:
 def conflict(expression: ast.expr, changed: Iterable[str]) -> str | None:
     """A path that `expression` depends on and that is among the changed ones."""
     plain, called = reads(expression)
+    roots = {path.partition(".")[0] for path in (*plain, *called)}
     for path in changed:
+        if path.partition(".")[0] not in roots:
+            continue
         below = path + "."
         if any(read == path or read.startswith(below) for read in plain):
             return path

@@ -6,7 +6,7 @@ import ast
 
 from headrace.reference.atoms import names_read, with_names
 from headrace.reference.changes import Changes, conflict
-from headrace.reference.flow import FUNCTIONS, LOOPS, TRIES, Module, assigned_names, own_statements
+from headrace.reference.flow import FUNCTIONS, LOOPS, TRIES, Module, Scope, own_statements
 
 _PURE_CALLS = {"len", "getattr", "int", "float", "str", "bool", "abs", "min", "max", "set", "tuple", "list", "sum"}
 _DEEPEST = 4
@@ -20,8 +20,10 @@ class Definitions:
     def __init__(self, module: Module, changes: Changes) -> None:
         self._module = module
         self._changes = changes
+        self._bound: dict[Scope, set[str]] = {}
+        self._found: dict[tuple[str, ast.AST], ast.expr | None] = {}
 
-    def substituted(self, test: ast.expr, at: ast.AST, changed: set[str]) -> ast.expr | None:
+    def substituted(self, test: ast.expr, at: ast.AST, changed: frozenset[str]) -> ast.expr | None:
         """`test` with local names in terms of what they were made from; None if nothing can be replaced.
 
         `changed` are the paths that get another value between `at` and the error.
@@ -41,6 +43,20 @@ class Definitions:
 
     def only(self, name: str, at: ast.AST) -> ast.expr | None:
         """The pure expression that `name` was set to, if nothing else can have been and it would still give that."""
+        key = (name, at)
+        if key not in self._found:
+            self._found[key] = self._only(name, at) if name in self._names_bound(at) else None
+        return self._found[key]
+
+    def _names_bound(self, at: ast.AST) -> set[str]:
+        """The names that the scope around a statement binds; parameters are not among them."""
+        scope = self._module.places[at].scope
+        if scope not in self._bound:
+            inside = own_statements(scope.body, loops=True)
+            self._bound[scope] = set().union(*(self._changes.own(inner) for inner in inside))
+        return self._bound[scope]
+
+    def _only(self, name: str, at: ast.AST) -> ast.expr | None:
         passed: set[str] = set()
         for node, place in self._module.ancestors(at):
             for earlier in reversed(place.before):
@@ -48,7 +64,7 @@ class Definitions:
                 if value is not None:
                     return value if is_pure(value) and conflict(value, {*passed, name}) is None else None
                 changed = self._changes.of(earlier)
-                if name in changed or _binds(earlier, name):
+                if name in changed:
                     return None
                 passed |= changed
             if self._binds_on_entry(node, place.parent, name):
@@ -64,16 +80,16 @@ class Definitions:
 
     def _binds_on_entry(self, node: ast.AST, parent: ast.AST, name: str) -> bool:
         if isinstance(parent, LOOPS):
-            return name in self._changes.of_block(parent.body) or name in set(assigned_names(parent))
+            return name in self._changes.of_block(parent.body) or name in self._changes.own(parent)
         if isinstance(parent, ast.ExceptHandler):
             attempt = self._module.places[parent].parent
             return parent.name == name or name in self._changes.of_block(getattr(attempt, "body", []))
         if isinstance(parent, TRIES):
             return node not in parent.body and name in self._changes.of_block(parent.body)
         if isinstance(parent, ast.match_case):
-            return any(name in set(assigned_names(case)) for case in [self._module.places[parent].parent])  # type: ignore[arg-type]
+            return name in self._changes.own(self._module.places[parent].parent)  # type: ignore[arg-type]
         if isinstance(parent, ast.stmt) and not isinstance(parent, (*FUNCTIONS, ast.ClassDef)):
-            return name in set(assigned_names(parent))
+            return name in self._changes.own(parent)
         return False
 
 
@@ -90,18 +106,12 @@ def _value(statement: ast.stmt, name: str) -> ast.expr | None:
     return None
 
 
-def _binds(statement: ast.stmt, name: str) -> bool:
-    return any(name in set(assigned_names(inner)) for inner in own_statements([statement], loops=True))
-
-
 def is_pure(value: ast.expr) -> bool:
     """Whether an expression can stand for a name: no call but of a few builtins, nothing that is made anew each time."""
     for node in ast.walk(value):
         if isinstance(node, ast.Call):
             if not (isinstance(node.func, ast.Name) and node.func.id in _PURE_CALLS):
                 return False
-        elif isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Lambda):
-            return False
-        elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.JoinedStr):
+        elif isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Lambda) or isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.JoinedStr):
             return False
     return not isinstance(value, ast.List | ast.Dict | ast.Set)

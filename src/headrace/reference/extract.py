@@ -49,7 +49,8 @@ def read_file(file: str, source: bytes) -> FileErrors:
     """The errors of one file, by its path relative to the folder that holds the package."""
     try:
         module = read_module(source)
-        return FileErrors(file, tuple(_Reader(module, file).drafts()), tuple(read_classes(module, file)))
+        reader = _Reader(module, file, has_responses=_RETURNED.encode() in source)
+        return FileErrors(file, tuple(reader.drafts()), tuple(read_classes(module, file)))
     except (SyntaxError, ValueError, RecursionError) as error:
         return FileErrors(file, broken=f"{type(error).__name__}: {error}")
 
@@ -91,8 +92,9 @@ def with_templates(site: Site, forms: Forms) -> Site:
 class _Reader:
     """Walks the statements of a file."""
 
-    def __init__(self, module: Module, file: str) -> None:
+    def __init__(self, module: Module, file: str, *, has_responses: bool) -> None:
         self._module = module
+        self._has_responses = has_responses
         self._file = file
         self._guards = Guards(module)
         self._origins = dict(_imported_names(module, file))
@@ -111,7 +113,7 @@ class _Reader:
                     yield Draft(with_templates(self._site(statement, place, "AssertionError", "assert"), forms))
                 case ast.Return(value=ast.Call(func=ast.Name() | ast.Attribute()) as call) if self._may_be_error(call):
                     yield self._made(statement, place, call, "returned")
-            if isinstance(statement, ast.stmt):
+            if self._has_responses and isinstance(statement, ast.stmt):
                 yield from self._error_responses(statement, place)
 
     def _may_be_error(self, call: ast.Call) -> bool:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.reference import atoms, exits
 from headrace.reference.changes import Changes, conflict
 from headrace.reference.definitions import Definitions
-from headrace.reference.flow import FUNCTIONS, LOOPS, TRIES, WITHS, Module, Place, assigned_names, walrus_names
+from headrace.reference.flow import LOOPS, TRIES, WITHS, Module, Place, assigned_names, walrus_names
 from headrace.reference.patterns import pattern_tests
 from headrace.reference.records import Atom, Condition
 
@@ -28,8 +28,12 @@ class Link:
     atom: Atom
     test: ast.expr | None
     """None for what is no expression: `for x in xs`, `int(x) raises ValueError`."""
+    at: ast.AST | None = None
+    """The statement that evaluated the test."""
     dispatch: bool = False
     """An early exit that returned or went on, and so chose this way; not another error that was not raised."""
+    changed: frozenset[str] = frozenset()
+    """What gets another value between the test and the site."""
 
 
 @dataclass(slots=True)
@@ -52,18 +56,31 @@ class Guards:
         self._module = module
         self._changes = Changes(module)
         self._definitions = Definitions(module, self._changes)
+        self._stays: dict[ast.stmt, list[exits.Stay] | None] = {}
+        self._parts: dict[tuple[ast.expr, bool], list[tuple[ast.expr, str, str]]] = {}
 
     def condition(self, statement: ast.stmt) -> Condition:
         """The condition under which a statement runs, and for an assert, under which it fails."""
         walk = self._walk(statement)
-        found = [link.atom for link in reversed(walk.links)]
-        reasons = [atom for atom in found if not atom.early_exit]
-        if not reasons:
-            chosen = {id(link.atom) for link in walk.links if link.dispatch}
-            found = [_as_reason(atom) if id(atom) in chosen else atom for atom in found]
-            if not chosen:
-                found.append(Atom("always", statement.lineno, kind="always"))
+        links = list(reversed(walk.links))
+        if all(link.atom.early_exit for link in links):
+            # Nothing stands around the site, so that what did not return before is the reason to get there.
+            for link in links:
+                if link.dispatch:
+                    link.atom = replace(link.atom, early_exit=False)
+        found = [self._finished(link) for link in links]
+        if all(atom.early_exit for atom in found):
+            found.append(Atom("always", statement.lineno, kind="always"))
         return Condition(tuple(found), walk.incomplete is None, walk.incomplete)
+
+    def _finished(self, link: Link) -> Atom:
+        """The atom, if it is a reason, also in terms of what the names in it were made from."""
+        if link.atom.early_exit or link.test is None or link.at is None:
+            return link.atom
+        test = self._definitions.substituted(link.test, link.at, link.changed)
+        return (
+            link.atom if test is None else replace(link.atom, substituted=ast.unparse(test), kind=atoms.kind_of(test))
+        )
 
     def tests_within(self, statement: ast.stmt, block_owner: ast.AST) -> list[ast.expr] | None:
         """The tests between the start of a block of `block_owner` and a statement in it; None if they cannot be told."""
@@ -96,38 +113,37 @@ class Guards:
     ) -> None:
         """Note that `test` was `polarity` when `at` ran."""
         line = getattr(test, "lineno", 0)
-        found = list(atoms.conjuncts(test, polarity))
-        for part in reversed(found):
-            self._add_one(walk, part, getattr(part, "lineno", 0) or line, at, early=early, dispatch=dispatch)
+        for part, code, kind in reversed(self._conjuncts(test, polarity)):
+            here = getattr(part, "lineno", 0) or line or getattr(at, "lineno", 0)
+            self._link(walk, part, Atom(code, here, None, kind, early), at, dispatch=dispatch)
         walk.changed |= set(walrus_names(test))
 
-    def _add_one(
-        self, walk: _Walk, test: ast.expr, line: int, at: ast.AST, *, early: bool = False, dispatch: bool = False
-    ) -> None:
-        line = line or getattr(at, "lineno", 0)
+    def _conjuncts(self, test: ast.expr, polarity: bool) -> list[tuple[ast.expr, str, str]]:
+        """The parts of a test with their code and kind."""
+        key = (test, polarity)
+        if key not in self._parts:
+            found = atoms.conjuncts(test, polarity)
+            self._parts[key] = [(part, ast.unparse(part), atoms.kind_of(part)) for part in found]
+        return self._parts[key]
+
+    def _link(self, walk: _Walk, test: ast.expr, atom: Atom, at: ast.AST, *, dispatch: bool = False) -> None:
         if isinstance(test, ast.Constant):
             walk.give_up("it stands where the source says that nothing comes")
             return
-        changed = conflict(test, walk.changed - set(walrus_names(test)))
+        changed = conflict(test, walk.changed)
         if changed is not None:
-            walk.give_up(f"`{changed}` may change between line {line} and the error")
+            walk.give_up(f"`{changed}` may change between line {atom.line} and the error")
             return
-        substituted = self._definitions.substituted(test, at, walk.changed)
-        atom = Atom(
-            ast.unparse(test),
-            line,
-            ast.unparse(substituted) if substituted is not None else None,
-            atoms.kind_of(substituted if substituted is not None else test),
-            early,
-        )
-        walk.links.append(Link(atom, test, dispatch))
+        walk.links.append(Link(atom, test, at, dispatch, frozenset(walk.changed)))
 
     # --- what ran before, in the same block ---
 
     def _pass(self, walk: _Walk, earlier: ast.stmt) -> None:
         """Go back over a statement that did not leave the block."""
         walk.changed |= self._changes.of(earlier)
-        stays = exits.stays(earlier, self)
+        if earlier not in self._stays:
+            self._stays[earlier] = exits.stays(earlier, self)
+        stays = self._stays[earlier]
         if stays is None:
             walk.give_up(
                 f"what starts at line {earlier.lineno} can leave the function or the loop in a way too involved"
@@ -135,7 +151,8 @@ class Guards:
             return
         for stay in reversed(stays):
             if stay.test is None:
-                walk.links.append(Link(Atom(stay.code, stay.line, None, "handler", True), None, stay.dispatch))
+                atom = Atom(stay.code, stay.line, None, "handler", True)
+                walk.links.append(Link(atom, None, dispatch=stay.dispatch))
             else:
                 self._add(walk, stay.test, True, earlier, early=True, dispatch=stay.dispatch)
 
@@ -185,7 +202,7 @@ class Guards:
         if test is None:
             walk.give_up(f"how the loop at line {loop.lineno} ends is too involved")
         else:
-            self._add_one(walk, test, loop.lineno, loop)
+            self._add(walk, test, True, loop)
 
     def _leave_handler(self, walk: _Walk, handler: ast.ExceptHandler) -> None:
         attempt = self._module.places[handler].parent
@@ -209,28 +226,22 @@ class Guards:
         assert isinstance(match, ast.Match)
         if case.guard is not None:
             self._add(walk, case.guard, True, match)
-        bound = set(assigned_names(match))
-        before = match.cases[: match.cases.index(case)]
-        tests = [pattern_tests(match.subject, case.pattern)]
-        for other in before:
-            test = pattern_tests(match.subject, other.pattern)
-            tests.append(None if test is None else [atoms.negated(atoms.all_of([*test, *_guard_of(other)]))])
-        for found in tests:
-            if found is None:
+        for tests in (pattern_tests(match.subject, case.pattern), *self._earlier_cases(match, case)):
+            if tests is None:
                 walk.give_up(f"the patterns of the match at line {match.lineno} are too involved")
                 continue
-            for test in found:
-                self._add_one(walk, test, case.pattern.lineno, match)
-        walk.changed |= bound
+            for test in tests:
+                self._add(walk, test, True, match)
+        walk.changed |= set(assigned_names(match))
+
+    @staticmethod
+    def _earlier_cases(match: ast.Match, case: ast.match_case) -> Iterator[list[ast.expr] | None]:
+        """That none of the cases above matched."""
+        for other in match.cases[: match.cases.index(case)]:
+            tests = pattern_tests(match.subject, other.pattern)
+            yield None if tests is None else [atoms.negated(atoms.all_of([*tests, *_guard_of(other)]))]
 
 
 def _guard_of(case: ast.match_case) -> Iterator[ast.expr]:
     if case.guard is not None:
         yield case.guard
-
-
-def _as_reason(atom: Atom) -> Atom:
-    return Atom(atom.code, atom.line, atom.substituted, atom.kind)
-
-
-__all__ = ["FUNCTIONS", "Guards", "Link"]
