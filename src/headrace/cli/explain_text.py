@@ -10,11 +10,14 @@ from rich.text import Text
 
 from headrace.reference import explained, pieces
 from headrace.reference.explain import Explanation
+from headrace.reference.sentences import atom_phrase
 
 _WIDEST = 110
 _LABEL = 11
 _MOST_RELATED = 4
 _AROUND = 4
+_WORDS_ONLY = ("always", "handler", "exists")
+"""Kinds of tests whose code says less than their words."""
 
 
 def show(explanation: Explanation) -> None:
@@ -86,8 +89,10 @@ def _why(explanation: Explanation, width: int) -> Iterator[Text]:
     if site is None:
         return
     lines: list[str] = []
-    for code, told in explained.reasons(explanation):
-        lines.append(code)
+    for atom, told in explained.reasons(explanation):
+        lines.append(atom.code if atom.kind not in _WORDS_ONLY else atom_phrase(atom))
+        if atom.kind not in _WORDS_ONLY:
+            lines.append(f"    {atom_phrase(atom)}")
         if told:
             lines.append(f"    {told}")
     if not lines and site.condition.complete:

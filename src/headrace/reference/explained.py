@@ -11,7 +11,8 @@ from headrace.reference.explain import Explanation, template_text
 from headrace.reference.matching import Match
 from headrace.reference.messages import one_line
 from headrace.reference.own import OwnError
-from headrace.reference.records import Page, Site
+from headrace.reference.records import Atom, Page, Site
+from headrace.reference.sentences import atom_phrase
 from headrace.reference.solve import Change, Fix
 
 ID_SCHEME = 1
@@ -29,8 +30,8 @@ def how_sure(explanation: Explanation) -> str:
     return _SURE[explanation.verdict]
 
 
-def reasons(explanation: Explanation) -> Iterator[tuple[str, str]]:
-    """What is tested before the error is raised, the reason last: code, and what the message's values say to it."""
+def reasons(explanation: Explanation) -> Iterator[tuple[Atom, str]]:
+    """What is tested before the error is raised, the reason last, and what the message's values say to it."""
     site = explanation.site
     if site is None:
         return
@@ -44,7 +45,7 @@ def reasons(explanation: Explanation) -> Iterator[tuple[str, str]]:
             told = f"{check.code}: {'consistent with the message' if check.holds else 'the message does not agree'}"
         elif check is not None and check.code != atom.code:
             told = f"{check.code}"
-        yield atom.code, told
+        yield atom, told
 
 
 def incomplete(site: Site) -> str | None:
@@ -85,13 +86,11 @@ def short(explanation: Explanation) -> str:
     """One line: the condition and the fix, or whose error it is."""
     if not explanation.found:
         return abstention(explanation)
-    found = [(code, told) for code, told in reasons(explanation)]
-    code, told = found[-1] if found else ("", "")
-    condition = told.partition(":")[0] if told else code
+    found = [told.partition(":")[0] or atom_phrase(atom) for atom, told in reasons(explanation)]
     lines = fix_lines(explanation)
     assert explanation.site is not None
     unknown = "" if not explanation.site.condition.complete else "raised always when it is reached"
-    because = f"raised because {condition}" if condition else unknown
+    because = f"raised when {found[-1]}" if found else unknown
     where = f"{explanation.site.file}:{explanation.site.line}"
     return ". ".join([f"{where}: {because}" if because else where, *lines[:1]]) + "."
 
@@ -218,6 +217,7 @@ def _condition(explanation: Explanation, site: Site) -> dict[str, Any]:
         atoms.append(
             {
                 "code": atom.code,
+                "words": atom_phrase(atom),
                 "line": atom.line,
                 "kind": atom.kind,
                 "early_exit": atom.early_exit,

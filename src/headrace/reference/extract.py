@@ -52,8 +52,9 @@ def read_file(file: str, source: bytes) -> FileErrors:
     """The errors of one file, by its path relative to the folder that holds the package."""
     try:
         module = read_module(source)
-        drafts = tuple(_Reader(module, file).drafts())
-        return FileErrors(file, drafts, tuple(read_classes(module, file)), flags=read_flags(module.tree, source))
+        reader = _Reader(module, file, has_responses=_RETURNED.encode() in source)
+        flags = read_flags(module.tree, source)
+        return FileErrors(file, tuple(reader.drafts()), tuple(read_classes(module, file)), flags=flags)
     except (SyntaxError, ValueError, RecursionError) as error:
         return FileErrors(file, broken=f"{type(error).__name__}: {error}")
 
@@ -95,8 +96,9 @@ def with_templates(site: Site, forms: Forms) -> Site:
 class _Reader:
     """Walks the statements of a file."""
 
-    def __init__(self, module: Module, file: str) -> None:
+    def __init__(self, module: Module, file: str, *, has_responses: bool) -> None:
         self._module = module
+        self._has_responses = has_responses
         self._file = file
         self._guards = Guards(module)
         self._origins = dict(_imported_names(module, file))
@@ -115,7 +117,7 @@ class _Reader:
                     yield Draft(with_templates(self._site(statement, place, "AssertionError", "assert"), forms))
                 case ast.Return(value=ast.Call(func=ast.Name() | ast.Attribute()) as call) if self._may_be_error(call):
                     yield self._made(statement, place, call, "returned")
-            if isinstance(statement, ast.stmt):
+            if self._has_responses and isinstance(statement, ast.stmt):
                 yield from self._error_responses(statement, place)
 
     def _may_be_error(self, call: ast.Call) -> bool:

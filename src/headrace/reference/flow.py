@@ -192,7 +192,7 @@ def own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def assigned_names(statement: ast.stmt) -> Iterator[str]:
-    """The plain names that a statement binds itself, without those of the blocks in it."""
+    """The plain names that a statement binds itself, without those of the blocks in it and those that `:=` binds."""
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             yield statement.name
@@ -217,8 +217,6 @@ def assigned_names(statement: ast.stmt) -> Iterator[str]:
             targets = []
     for target in targets:
         yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name) and not _is_read(node))
-    for expression in own_expressions(statement):
-        yield from walrus_names(expression)
 
 
 def _is_read(node: ast.Name) -> bool:
