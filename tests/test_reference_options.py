@@ -27,5 +27,23 @@ def test_flags() -> None:
     }
 
 
+FIELDS = b"""
+class ServeArgs:
+    tool_call_parser: str | None = None
+    enable_tools: bool = False
+    other = 3
+
+class Serve:
+    def flags(parser):
+        for key in fields(ServeArgs):
+            parser.add_argument(f"--{key}")
+"""
+
+
+def test_flags_that_are_the_fields_of_a_class() -> None:
+    flags = by_spelling(read_flags(ast.parse(FIELDS), FIELDS))
+    assert set(flags) == {"--tool-call-parser", "--enable-tools", "--no-enable-tools"}
+
+
 def test_a_file_that_declares_none() -> None:
     assert read_flags(ast.parse(b"x = '--flag'"), b"x = '--flag'") == ()

@@ -25,7 +25,7 @@ from headrace.reference import codec, packages
 from headrace.reference.closest import Rarity
 from headrace.reference.records import History, Page, Site
 
-SCHEMA = 3
+SCHEMA = 4
 """Raised when a build would come out different, so that old files are not taken for new ones."""
 
 _TABLES = """

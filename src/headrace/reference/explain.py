@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.reference import commands, owners, solve, tracebacks, wrappers
+from headrace.reference.captures import checked, scaled_values
 from headrace.reference.commands import Corrected
-from headrace.reference.matching import Catalogue, Finding, Match, Verdict, checked, find
+from headrace.reference.matching import Catalogue, Finding, Match, Verdict, find
 from headrace.reference.own import OwnError, own_error
 from headrace.reference.owners import Owner
 from headrace.reference.records import Page, Placeholder, Site, Template
@@ -270,4 +271,4 @@ def _with_command(match: Match, command: str, flags: commands.Flags) -> Match:
     """What the command line says, where the message does not tell."""
     exprs = [name for atom in match.site.condition.atoms for name in solve.settable_names(atom.code)]
     values = commands.values_given(command, exprs, flags) | dict(match.values)
-    return replace(match, values=values, checks=checked(match.site, values))
+    return replace(match, values=values, checks=checked(match.site, values, scaled_values(values)))

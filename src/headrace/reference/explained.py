@@ -69,17 +69,23 @@ def _fix_line(fix: Fix, flags: commands.Flags) -> str:
 def _change_words(change: Change, flags: commands.Flags) -> str:
     flag = commands.flag_of(change.expr, flags)
     name = flag or f"`{change.expr}`"
-    if not change.has_value:
-        return f"make {name} {change.words}" if change.words != "given" else f"give {name}"
-    if change.value is None:
+    if change.has_value and change.value is None:
         return f"leave {name} out"
-    if isinstance(change.value, bool):
-        return f"{'switch on' if change.value else 'switch off'} {name}"
+    if change.has_value and isinstance(change.value, bool):
+        return f"switch {'on' if change.value else 'off'} {name}"
+    if flag is None or not change.has_value:
+        return _in_words(change, name)
     others = f"; also {', '.join(map(str, change.others))}" if change.others else ""
-    setting = f"use {name} {commands.shown(change.value)}" if flag else f"set {name} to {change.value!r}"
-    return (
-        setting if change.words == f"at most {change.value}" and not others else f"{setting} ({change.words}{others})"
-    )
+    return f"use {flag} {commands.shown(change.value)} ({change.words}{others})"
+
+
+def _in_words(change: Change, name: str) -> str:
+    """What nobody sets by a flag: `make `heads` a multiple of 3, like 63 or 66`."""
+    if change.words == "given":
+        return f"give {name}"
+    near = [str(value) for value in (change.value, *change.others) if change.has_value]
+    like = f", like {' or '.join(near)}" if near and near[0] not in change.words.split() else ""
+    return f"make {name} {change.words}{like}"
 
 
 def short(explanation: Explanation) -> str:

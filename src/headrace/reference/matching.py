@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headrace.reference import evaluate
+from headrace.reference.captures import Check, captured_values, checked, scaled_values
 from headrace.reference.closest import Nearness, Rarity, nearness, template_words, words
 from headrace.reference.inversion import Fit, Squeezed, fit, squeeze
-from headrace.reference.records import Atom, Page, Placeholder, Site, Template
+from headrace.reference.records import Page, Site, Template
 from headrace.reference.tracebacks import Frame
 from headrace.reference.wrappers import Said
 
@@ -42,17 +42,6 @@ class Catalogue(Protocol):
     def permalink(self, site: Site) -> str | None: ...
     def flags(self) -> Mapping[str, str]: ...
     def rarity(self, words: Sequence[str]) -> Rarity: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One test of a condition, with the values of the message put in."""
-
-    atom: Atom
-    code: str
-    """As shown: `8 > 4`; the source's words where no value is known."""
-    holds: bool | None
-    """None if the message does not tell all values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +199,7 @@ class _Search:
             nearness=near,
             by_frame=by_frame,
             same_class=_same_class(self._said.error_class, site.error_class),
-            checks=checked(site, values),
+            checks=checked(site, values, scaled_values(values)),
             values=values,
         )
 
@@ -223,28 +212,6 @@ class _Search:
         if template not in self._nearness:
             self._nearness[template] = nearness(self._words, template_words(template), self._rarity)
         return self._nearness[template]
-
-
-def captured_values(template: Template, fitting: Fit) -> dict[str, object]:
-    """Each expression of a template with the value that the message shows for it."""
-    placeholders = [piece for piece in template if isinstance(piece, Placeholder)]
-    return {
-        evaluate.normal(placeholder.expr): evaluate.read_value(text)
-        for placeholder, text in zip(placeholders, fitting.captured, strict=True)
-        if text
-    }
-
-
-def checked(site: Site, values: Mapping[str, object]) -> tuple[Check, ...]:
-    """The site's condition with values put in."""
-    return tuple(_check(atom, values) for atom in site.condition.atoms)
-
-
-def _check(atom: Atom, values: Mapping[str, object]) -> Check:
-    for code in (atom.code, atom.substituted):
-        if code and (holds := evaluate.truth(code, values)) is not None:
-            return Check(atom, evaluate.with_values(code, values), holds)
-    return Check(atom, evaluate.with_values(atom.code, values), None)
 
 
 def _same_class(said: str, raised: str) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 _DECLARING = {"add_argument", "add_option", "Option", "option"}
+_HOLDERS = ("Args", "Arguments", "Options", "Flags")
 _FLAG = re.compile(r"--?[A-Za-z][\w\-]*(?:/--?[A-Za-z][\w\-]*)?")
 
 Spellings = tuple[str, ...]
@@ -17,8 +18,29 @@ def read_flags(tree: ast.Module, source: bytes) -> tuple[Spellings, ...]:
     """The flags that one file declares."""
     if b"add_argument" not in source and b"ption(" not in source:
         return ()  # most files: the walk below takes as long as all else
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) in _DECLARING)
-    return tuple(spellings for call in calls if (spellings := _spellings(call)))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) in _DECLARING]
+    declared = [spellings for call in calls if (spellings := _spellings(call))]
+    if any(_is_made_from_a_name(call) for call in calls):
+        declared += _fields(tree)
+    return tuple(declared)
+
+
+def _is_made_from_a_name(call: ast.Call) -> bool:
+    """`add_argument(f"--{field}")`: the flags are the fields of a class."""
+    first = call.args[0] if call.args else None
+    start = first.values[0] if isinstance(first, ast.JoinedStr) and first.values else None
+    return isinstance(start, ast.Constant) and str(start.value).startswith("--")
+
+
+def _fields(tree: ast.Module) -> Iterator[Spellings]:
+    """A flag for each field of the classes that are named as holders of flags."""
+    holders = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith(_HOLDERS)]
+    for statement in (statement for holder in holders for statement in holder.body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            flag = "--" + statement.target.id.replace("_", "-")
+            yield (flag,)
+            if ast.unparse(statement.annotation) == "bool":
+                yield (flag.replace("--", "--no-", 1),)
 
 
 def _name(function: ast.expr) -> str:
