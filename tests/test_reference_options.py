@@ -36,7 +36,7 @@ class ServeArgs:
 class Serve:
     def flags(parser):
         for key in fields(ServeArgs):
-            parser.add_argument(f"--{key}")
+            parser.add_argument(*short, f"--{key}")
 """
 
 

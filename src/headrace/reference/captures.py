@@ -77,6 +77,8 @@ def checked(site: Site, values: Mapping[str, object], scaled: Sequence[Mapping[s
 
 
 def _check(atom: Atom, values: Mapping[str, object], scaled: Sequence[Mapping[str, object]]) -> Check:
+    if not values:
+        return Check(atom, atom.code, None)
     codes = [code for code in (atom.code, atom.substituted) if code]
     tries = [(code, values) for code in codes]
     tries += [(code, group) for code in codes for group in scaled if _is_order(code)]

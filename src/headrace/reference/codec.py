@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.reference.classes import ErrorClass
-from headrace.reference.extract import Draft, FileErrors
-from headrace.reference.pieces import Forms
 from headrace.reference.records import Atom, Condition, Placeholder, Site, Template
+
+if TYPE_CHECKING:
+    from headrace.reference.classes import ErrorClass
+    from headrace.reference.extract import FileErrors
+    from headrace.reference.pieces import Forms
 
 
 def dumps(plain: Any) -> str:
@@ -112,6 +114,8 @@ def file_to_plain(errors: FileErrors) -> list[Any]:
 
 def file_from_plain(plain: list[Any]) -> FileErrors:
     """What `file_to_plain` made."""
+    from headrace.reference.extract import Draft, FileErrors  # late: who only reads pages does without the extraction
+
     file, drafts, classes, broken, flags = plain
     return FileErrors(
         file,
@@ -123,6 +127,8 @@ def file_from_plain(plain: list[Any]) -> FileErrors:
 
 
 def _class_from_plain(plain: list[Any]) -> ErrorClass:
+    from headrace.reference.classes import ErrorClass
+
     name, file, bases, parameters, defaults, message, attributes, text, constants = plain
     return ErrorClass(
         name,

@@ -21,11 +21,11 @@ from typing import Self
 
 from headrace.cache import cache_directory
 from headrace.errors import NotInReference, NotWritable
-from headrace.reference import codec, packages
+from headrace.reference import codec
 from headrace.reference.closest import Rarity
 from headrace.reference.records import History, Page, Site
 
-SCHEMA = 4
+SCHEMA = 5
 """Raised when a build would come out different, so that old files are not taken for new ones."""
 
 _TABLES = """
@@ -292,6 +292,8 @@ class Catalogue:
         """The site on the web, at the commit or the tag of this version; None if no repository is known."""
         if self.repository is None:
             return None
+        from headrace.reference import packages  # late: it loads what reads distributions
+
         revision = self.commit or f"v{self.version}"
         return packages.permalink(self.repository, revision, (self._facts["prefix"] or "") + site.file, site.line)
 

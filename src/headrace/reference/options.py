@@ -27,9 +27,8 @@ def read_flags(tree: ast.Module, source: bytes) -> tuple[Spellings, ...]:
 
 def _is_made_from_a_name(call: ast.Call) -> bool:
     """`add_argument(f"--{field}")`: the flags are the fields of a class."""
-    first = call.args[0] if call.args else None
-    start = first.values[0] if isinstance(first, ast.JoinedStr) and first.values else None
-    return isinstance(start, ast.Constant) and str(start.value).startswith("--")
+    starts = [each.values[0] for each in call.args if isinstance(each, ast.JoinedStr) and each.values]
+    return any(isinstance(start, ast.Constant) and str(start.value).startswith("--") for start in starts)
 
 
 def _fields(tree: ast.Module) -> Iterator[Spellings]:
