@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
@@ -56,6 +56,7 @@ class Rarity:
     documents: int
     counts: Mapping[str, int]
     """In how many templates a word stands; none for a word that is in none."""
+    _weights: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
 
     def weight(self, word: str) -> float:
         """Of one word. Never negative.
@@ -63,6 +64,11 @@ class Rarity:
         A package with few messages tells little about how rare a word is elsewhere: it is taken for one of
         `_FEWEST_DOCUMENTS`, and what every program says is not rare even if this one says it once.
         """
+        if word not in self._weights:
+            self._weights[word] = self._weight(word)
+        return self._weights[word]
+
+    def _weight(self, word: str) -> float:
         documents, count = self.documents, self.counts.get(word, 0)
         if documents < _FEWEST_DOCUMENTS:
             count = count * _FEWEST_DOCUMENTS // max(documents, 1) if count > _SEEN_BY_CHANCE else count

@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from headrace.cache import cache_directory
 from headrace.errors import NotInReference, NotWritable
@@ -158,8 +159,15 @@ class Catalogue:
         return Page(page_id, self.package, error_class, codec.template_from_plain(json.loads(template)), sites)
 
     def _pages(self, numbers: Iterable[int]) -> list[Page]:
-        select = "SELECT number, id, error_class, template FROM pages WHERE number = ?"
-        return [self._page(*self._connection.execute(select, (number,)).fetchone()) for number in numbers]
+        """The pages with these numbers, in this order."""
+        wanted = list(numbers)
+        rows = self._connection.execute(
+            "SELECT number, id, error_class, template, data FROM pages LEFT JOIN sites ON page = number "
+            f"WHERE number IN ({','.join('?' * len(wanted))}) ORDER BY number, sites.rowid",
+            wanted,
+        )
+        found = dict(zip(sorted(set(wanted)), self._grouped(rows), strict=True))
+        return [found[number] for number in wanted]
 
     def pages(self) -> Iterator[Page]:
         """Every page of the current version, by file and line of its first site."""
@@ -167,20 +175,13 @@ class Catalogue:
             "SELECT number, id, error_class, template, data FROM sites JOIN pages ON page = number "
             "WHERE removed IS NULL ORDER BY number, sites.rowid"
         )
-        current: tuple[int, str, str, str] | None = None
-        sites: list[Site] = []
-        for *head, data in rows:
-            if current is not None and current[0] != head[0]:
-                yield self._whole(current, sites)
-                sites = []
-            current = (head[0], head[1], head[2], head[3])
-            sites.append(codec.site_from_plain(json.loads(data)))
-        if current is not None:
-            yield self._whole(current, sites)
+        yield from self._grouped(rows)
 
-    def _whole(self, head: tuple[int, str, str, str], sites: list[Site]) -> Page:
-        _, page_id, error_class, template = head
-        return Page(page_id, self.package, error_class, codec.template_from_plain(json.loads(template)), tuple(sites))
+    def _grouped(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[Page]:
+        """Pages from rows of number, id, class, template and one site, in the order of their numbers."""
+        for (_, page_id, error_class, template), group in itertools.groupby(rows, key=lambda row: row[:4]):
+            sites = tuple(codec.site_from_plain(json.loads(data)) for *_, data in group if data is not None)
+            yield Page(page_id, self.package, error_class, codec.template_from_plain(json.loads(template)), sites)
 
     def rows(self) -> Iterator[PageRow]:
         """Every page, also those that are gone, with its history."""

@@ -106,14 +106,18 @@ def _value(statement: ast.stmt, name: str) -> ast.expr | None:
     return None
 
 
+_MADE_ANEW = (
+    *(ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.Lambda),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.JoinedStr),
+)
+
+
 def is_pure(value: ast.expr) -> bool:
-    """Whether an expression can stand for a name: no call but of a few builtins, nothing that is made anew each time."""
+    """Whether an expression can stand for a name: no call but a few builtins, nothing made anew each time."""
     for node in ast.walk(value):
         if isinstance(node, ast.Call):
             if not (isinstance(node.func, ast.Name) and node.func.id in _PURE_CALLS):
                 return False
-        elif isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Lambda) or isinstance(
-            node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.JoinedStr
-        ):
+        elif isinstance(node, _MADE_ANEW):
             return False
     return not isinstance(value, ast.List | ast.Dict | ast.Set)

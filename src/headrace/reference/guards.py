@@ -83,7 +83,7 @@ class Guards:
         )
 
     def tests_within(self, statement: ast.stmt, block_owner: ast.AST) -> list[ast.expr] | None:
-        """The tests between the start of a block of `block_owner` and a statement in it; None if they cannot be told."""
+        """The tests between the start of a block of `block_owner` and a statement in it; None if that is not known."""
         walk = self._walk(statement, stop=block_owner)
         tests = [link.test for link in reversed(walk.links)]
         if walk.incomplete is not None or any(test is None for test in tests):

@@ -74,7 +74,7 @@ def phrase(test: ast.expr) -> str:
             return f"{_code(value)} is {_kinds(kinds)}"
         case ast.Call(func=ast.Name(id="callable"), args=[value]):
             return f"{_code(value)} is callable"
-        case ast.Call(func=ast.Name(id="hasattr"), args=[value, ast.Constant(value=name)]):
+        case ast.Call(func=ast.Name(id="hasattr"), args=[value, ast.Constant(value=str(name))]):
             return f"{_code(value)} has an attribute `{name}`"
         case ast.Call(func=ast.Name(id="any"), args=[ast.GeneratorExp(generators=[loop], elt=element)]) if not loop.ifs:
             return f"for some {_code(loop.target)} in {_code(loop.iter)}: {phrase(element)}"
@@ -91,7 +91,7 @@ def _denied(test: ast.expr) -> str:
             return f"{_code(value)} is not {_kinds(kinds)}"
         case ast.Call(func=ast.Name(id="callable"), args=[value]):
             return f"{_code(value)} is not callable"
-        case ast.Call(func=ast.Name(id="hasattr"), args=[value, ast.Constant(value=name)]):
+        case ast.Call(func=ast.Name(id="hasattr"), args=[value, ast.Constant(value=str(name))]):
             return f"{_code(value)} has no attribute `{name}`"
         case ast.Call(func=ast.Name(id="any"), args=[ast.GeneratorExp(generators=[loop], elt=element)]) if not loop.ifs:
             return f"for no {_code(loop.target)} in {_code(loop.iter)}: {phrase(element)}"
