@@ -91,7 +91,6 @@ class _Parser:
         self._lines = lines
         self._errors: list[Raised] = []
         self._frames: list[Frame] = []
-        self._in_traceback = False
         self._link: Link = ""
 
     def run(self) -> list[Raised]:
@@ -104,12 +103,11 @@ class _Parser:
         """Read the line at `position`; the position of the next one to read."""
         text = self._lines[position].text
         if _HEADER.match(text):
-            self._frames, self._in_traceback = [], True
+            self._frames = []
         elif (link := _link(text)) is not None:
-            self._link, self._in_traceback = link, False
+            self._link = link
         elif (frame := _frame(text)) is not None:
             self._frames.append(frame)
-            self._in_traceback = True
         elif place := _PYTEST_PLACE.match(text):
             self._place(Frame(place["file"], int(place["line"]), ""), place["error_class"])
         elif self._frames and (arrow := _ARROW.match(text)):
@@ -141,7 +139,7 @@ class _Parser:
                 level=first.level,
             )
         )
-        self._frames, self._in_traceback, self._link = [], False, ""
+        self._frames, self._link = [], ""
         return position
 
     def _continues(self, position: int, first: Line) -> bool:
