@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,6 +108,16 @@ def test_our_own_reference_is_built_when_it_is_needed(explain: Explain) -> None:
     assert PathNotFound.remedy[:20] in done.out
     assert "before" in done.out
     assert "after" in done.out
+
+
+@pytest.mark.slow
+def test_our_own_reference_is_looked_at_once(explain: Explain, tmp_path: Path) -> None:
+    explain(PathNotFound.error_id())
+    database = tmp_path / "cache" / "headrace" / "reference" / "headrace.sqlite"
+    os.utime(database, (0, 0))
+    assert not command._up_to_date(database)
+    explain(PathNotFound.error_id())
+    assert command._up_to_date(database), "nothing had changed, and the next one has to know"
 
 
 @pytest.mark.slow

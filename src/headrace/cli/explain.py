@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -114,7 +116,10 @@ def _opened(name: str) -> Catalogue:
             pass
     from headrace.cli.reference_work import build_quietly
 
-    return Catalogue.open(build_quietly(name))
+    built = build_quietly(name)
+    with contextlib.suppress(OSError):
+        os.utime(built)  # a build that found nothing new leaves the file as it is, and it would be asked for again
+    return Catalogue.open(built)
 
 
 def _up_to_date(database: Path) -> bool:
