@@ -98,13 +98,15 @@ def read_command_line(app: typer.Typer) -> CommandLine:
     """Commands and flags of a typer app."""
     root: Any = typer.main.get_command(app)
     commands = {"": root, **getattr(root, "commands", {})}
-    return CommandLine(
-        {
-            name: frozenset(flag for param in command.params for flag in (*param.opts, *param.secondary_opts))
-            | {"--help"}
-            for name, command in commands.items()
-        }
-    )
+    return CommandLine({name: _flags(command, whole=name != "") for name, command in commands.items()})
+
+
+def _flags(command: Any, *, whole: bool) -> frozenset[str]:
+    """The flags of a command; `whole` takes those of the commands below it (`headrace reference build`) as its own."""
+    flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help"}
+    for below in getattr(command, "commands", {}).values() if whole else ():
+        flags |= _flags(below, whole=True)
+    return frozenset(flags)
 
 
 def lint_advice(text: str, cli: CommandLine, *, is_message: bool) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ safetensors; `ControlGroups` in test_machine.py, against the kernel.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 import struct
@@ -18,6 +19,8 @@ from headrace.copying.disk import DiskReader
 from headrace.core import BlockShape, Link, Machine, ModelShape, ParamShape, Segment, Tier
 from headrace.metrics import Metrics
 from headrace.planner import Demand
+from headrace.reference.closest import Rarity, template_words
+from headrace.reference.records import Page, Site
 from headrace.store import Read
 
 MIB = 2**20
@@ -169,3 +172,70 @@ class ControlGroups:
         path = self.root / group
         path.mkdir(parents=True, exist_ok=True)
         (path / file).write_text(text)
+
+
+# --- errors of a package --------------------------------------------------------------------------------------------
+
+
+class FakeCatalogue:
+    """The errors of one version of a package, in memory. It is asked what `reference.matching.Catalogue` says."""
+
+    def __init__(
+        self,
+        pages: Iterable[Page],
+        *,
+        package: str = "mill",
+        version: str = "1.2",
+        commit: str | None = None,
+        flags: Mapping[str, str] | None = None,
+    ) -> None:
+        self.package, self.version, self.commit = package, version, commit
+        self._flags = flags or {}
+        self._pages = {page.id: page for page in pages}
+        self._words = {
+            page.id: {word for site in page.sites for template in site.templates for word in template_words(template)}
+            for page in self._pages.values()
+        }
+        self._counts: dict[str, int] = {}
+        for group in self._words.values():
+            for word in group:
+                self._counts[word] = self._counts.get(word, 0) + 1
+
+    def page(self, page_id: str) -> Page | None:
+        return self._pages.get(page_id)
+
+    def pages(self) -> Iterable[Page]:
+        return self._pages.values()
+
+    def near_ids(self, page_id: str, limit: int) -> list[str]:
+        return difflib.get_close_matches(page_id, self._pages, limit, cutoff=0)
+
+    def sites_at(self, file_suffix: str, qualname: str | None = None) -> list[tuple[str, Site]]:
+        return [
+            (page.id, site)
+            for page in self._pages.values()
+            for site in page.sites
+            if site.file.endswith(file_suffix) and qualname in (None, site.qualname)
+        ]
+
+    def rarity(self, words: Sequence[str]) -> Rarity:
+        return Rarity(len(self._pages), {word: self._counts.get(word, 0) for word in words})
+
+    def pages_with_words(self, words: Sequence[str], limit: int) -> list[Page]:
+        rarity, said = self.rarity(words), set(words)
+        shared = {page_id: rarity.total(sorted(said & group)) for page_id, group in self._words.items() if said & group}
+        return [self._pages[page_id] for page_id in sorted(shared, key=shared.__getitem__, reverse=True)[:limit]]
+
+    def related(self, page: Page, limit: int = 5) -> list[tuple[Page, str]]:
+        files = {site.file for site in page.sites}
+        others = [each for each in self.pages() if each != page and files & {site.file for site in each.sites}]
+        return [(each, "also in this file") for each in others[:limit]]
+
+    def excerpt(self, site: Site, around: int = 6) -> list[tuple[int, str]]:
+        return [(site.line, f"raise {site.error_class}(...)")]
+
+    def permalink(self, site: Site) -> str | None:
+        return f"https://github.com/example/{self.package}/blob/v{self.version}/{site.file}#L{site.line}"
+
+    def flags(self) -> Mapping[str, str]:
+        return self._flags

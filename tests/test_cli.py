@@ -151,7 +151,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(headrace, line: str) -> No
     done = headrace(line)
     assert done.code == 2
     assert "Traceback" in done.err
-    assert done.err.splitlines()[-2].startswith("error: --cpu-offload-gb is -1.0")
+    assert done.err.splitlines()[-3].startswith("error: --cpu-offload-gb is -1.0")
 
 
 @pytest.mark.parametrize(

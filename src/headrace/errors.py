@@ -1,4 +1,4 @@
-"""Every exception class of Headrace. Callers pass facts; the words live here. Imports nothing of ours but `units`.
+"""Every exception class of Headrace. Callers pass facts; the words live here. Below it: `units`, `error_ids`.
 
     HeadraceError
     ├── UserError (also a ValueError)      what was asked for cannot be done as asked
@@ -35,6 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, dataclass_transform
 
 from headrace import units
+from headrace.error_ids import page_id
 
 
 class _Words(string.Formatter):
@@ -104,10 +105,20 @@ class HeadraceError(Exception):
 
     @classmethod
     def error_id(cls) -> str:
-        """16 hex digits that stay the same until the class is renamed or its template reworded."""
-        import hashlib  # late: it loads a library that nothing else here needs
+        """16 hex digits that stay the same until the class is renamed or its template reworded.
 
-        return hashlib.sha256(f"headrace:{cls.__name__}:{cls.template}".encode()).hexdigest()[:16]
+        It is the id that the error reference gives to the page of the class.
+        """
+        words = _without_fields(cls.template)
+        if not any(character.isalnum() for character in words):
+            words = _without_fields(f"{cls.template}\n{cls.remedy}")
+        return page_id("headrace", cls.__name__, " ".join(words.split()))
+
+
+def _without_fields(template: str) -> str:
+    """The words of a template, `{}` for each field."""
+    parts = string.Formatter().parse(template)
+    return "".join(literal + ("{}" if name is not None else "") for literal, name, _, _ in parts)
 
 
 def concrete_errors(root: type[HeadraceError] = HeadraceError) -> Iterator[type[HeadraceError]]:
@@ -621,6 +632,53 @@ class CorruptGguf(CheckpointError):
     template = "{file!r} cannot be imported: {reason}."
     remedy = "Download the file again, or take a .gguf of a supported architecture and quantization."
     example = {"file": "model.gguf", "reason": "it does not begin with the GGUF magic"}
+
+
+# --- the error reference ------------------------------------------------------------------------------------------
+
+
+class PackageNotFound(UserError):
+    """The package whose errors are asked for is not installed here."""
+
+    package: str
+    nearest: str
+    template = "There is no installed package {package!r}."
+    remedy = (
+        "Did you mean {nearest!r}? For a package that is not installed, give its wheel (--wheel FILE) or its source "
+        "(--source DIR)."
+    )
+    example = {"package": "headrase", "nearest": "headrace"}
+
+
+class SourceUnusable(UserError):
+    """The Python source of a package cannot be read."""
+
+    source: str
+    reason: str
+    template = "The source {source!r} cannot be used: {reason}."
+    remedy = "Give a wheel (--wheel FILE) or the directory of the package (--source DIR) with its .py files."
+    example = {"source": "vllm.whl", "reason": "File is not a zip file"}
+
+
+class NotInReference(UserError):
+    """The error reference of a package was not built yet, or its database cannot be read."""
+
+    package: str
+    reason: str
+    template = "There is no error reference of {package} yet: {reason}."
+    remedy = "Run: headrace reference build {package}"
+    example = {"package": "vllm", "reason": "it was not built"}
+
+
+class UnknownErrorId(UserError):
+    """An id was asked for that no page of the error references has."""
+
+    id: str
+    nearest: Sequence[str]
+    packages: Sequence[str]
+    template = "No error of {packages:list} has the id {id!r}."
+    remedy = "The nearest ids are: {nearest:list}. Another package's errors are found after `headrace reference build`."
+    example = {"id": "f56c538f6aa629ce", "nearest": ["f56c538f6aa629cd"], "packages": ["headrace", "vllm"]}
 
 
 # --- while it runs ------------------------------------------------------------------------------------------------

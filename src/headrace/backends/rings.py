@@ -245,7 +245,7 @@ class DeviceRing(Ring):
         return delivery
 
     def copy(self, slot: DeviceSlot, source: torch.Tensor, offset: int, *, page_locked: bool) -> None:
-        """Put the copy of a block, or of what one tier holds of it, on the stream, after what still runs from `slot`."""
+        """Put the copy of a block, or of what one tier has of it, on the stream, after what still runs from `slot`."""
         with self._lock:
             for event in slot.ran.values():
                 self.stream.wait(event)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
-from headrace.cli import terminal
+from headrace.cli import reference, terminal
 from headrace.cli.options import FlagsCommand, OffloadFlags, PassingCommand, with_offload_flags
 from headrace.errors import HeadraceError
 
@@ -261,6 +261,32 @@ def machine(
     command(file=file, output=output, as_json=as_json)
 
 
+@app.command(short_help="Explain an error: its condition, its place and a fix.")
+def explain(
+    message: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MESSAGE", help="The error's text, or its id. Without it: standard input."),
+    ] = None,
+    package: Annotated[
+        str | None,
+        typer.Option(metavar="PACKAGE", help="Whose error it is; default: as the traceback tells, or every one built."),
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="The command line that failed, in quotes: it is shown corrected."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="Print one line: the condition and a fix.")] = False,
+) -> int:
+    """Explain a message, a traceback or a log: what was checked, where, and what to change. 1 if nothing is claimed."""
+    from headrace.cli.explain import explain_command
+
+    return explain_command(message or [], package=package, command=command, as_json=as_json, short=short)
+
+
+app.add_typer(reference.app, name="reference", short_help="Build and search the error reference of a package.")
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"headrace {__version__}")
@@ -296,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _fail(f"{error.format_message()}\nSee `headrace --help` or `headrace COMMAND --help`.", 2, debug)
     except HeadraceError as error:
-        return _fail(error.message, error.exit_code, debug)
+        return _fail(f"{error.message}\nheadrace explain {error.error_id()}", error.exit_code, debug)
     except Exception as error:
         return _fail(f"{type(error).__name__}: {error}\nThis was not expected; run again with --debug.", 1, debug)
     return code

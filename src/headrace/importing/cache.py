@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from headrace import cache
 from headrace.errors import HeadraceError, MissingPackage, NotWritable, WriteError
 from headrace.importing.header import GgufHeader, read_header
 from headrace.importing.writer import TensorSpec, plan_shards, sync_directory, write_shards
@@ -38,10 +39,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 def cache_directory() -> Path:
     """Where imported checkpoints live."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
-    base = Path(root) if os.path.isabs(root) else Path.home() / ".cache"
-    return base / "headrace" / "checkpoints"
+    return cache.cache_directory("checkpoints")
 
 
 def import_gguf(file: Path, *, on_progress: Progress | None = None) -> Path:

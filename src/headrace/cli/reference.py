@@ -1,0 +1,46 @@
+"""`headrace reference`: build, search, lint, export. Declared here; what does the work is imported late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="The error reference of an installed package: each error with its condition and its place.",
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+Package = Annotated[str, typer.Argument(metavar="PACKAGE", help="A package by the name that it is imported by.")]
+SourceOption = Annotated[
+    Path | None, typer.Option("--source", metavar="DIR", help="Read this directory instead of the installed package.")
+]
+WheelOption = Annotated[
+    list[Path] | None,
+    typer.Option("--wheel", metavar="FILE", help="Read this wheel instead; several of one package tell its history."),
+]
+
+
+@app.command(short_help="Read a package and store its errors.")
+def build(package: Package, source: SourceOption = None, wheel: WheelOption = None) -> None:
+    """Read the source of a package, nothing of it is imported or run, and store its errors in the cache."""
+    from headrace.cli.reference_work import build_package
+
+    build_package(package, source, wheel or [])
+
+
+@app.command(short_help="Find errors by their words.")
+def search(
+    words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="Words of the message, class or function.")],
+    package: Annotated[
+        str | None, typer.Option("--package", metavar="PACKAGE", help="Only here; default: all that were built.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="Show at most so many.", min=1)] = 20,
+) -> int:
+    """Find errors that have all of the words, in what was built."""
+    from headrace.cli.reference_work import search_pages
+
+    return search_pages(" ".join(words), package, limit)

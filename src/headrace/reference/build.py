@@ -1,0 +1,145 @@
+"""From the source of a package to its database; only files that changed are read again. Knows no messages.
+
+Peak memory: what the sites of the package take, and per process the syntax tree of one file.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import gc
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from headrace.errors import NotInReference
+from headrace.reference import codec
+from headrace.reference.database import Catalogue, StoredFile, database_path, write
+from headrace.reference.extract import FileErrors, finished, read_file
+from headrace.reference.ids import id_of, naming_template
+from headrace.reference.options import by_spelling
+from headrace.reference.packages import PackageSource
+from headrace.reference.records import Page, Site
+from headrace.reference.versions import with_history
+
+Progress = Callable[[str, int, int], None]
+
+_FILES_PER_TASK = 24
+_WORTH_PROCESSES = 150
+"""With fewer files to read, starting processes takes longer than reading."""
+
+
+def build(source: PackageSource, *, path: Path | None = None, on_progress: Progress | None = None) -> Path:
+    """Bring the database of a package up to date with its source, and return where it lies.
+
+    `on_progress(label, done_files, all_files)` is called as files are read. Raises SourceUnusable, NotWritable.
+    """
+    path = path or database_path(source.name)
+    progress = on_progress or (lambda label, done, total: None)
+    prints = fingerprints(source)
+    with contextlib.ExitStack() as stack:
+        old = _previous(path, stack)
+        known = old.fingerprints() if old is not None else {}
+        if old is not None and known == prints and old.version == source.version:
+            return path
+        changed = [file for file, mark in prints.items() if known.get(file) != mark]
+        kept = [file for file in prints if known.get(file) == prints[file]]
+        files = [*(old.stored_files(kept) if old is not None else ()), *_read(source, changed, prints, progress)]
+        files.sort(key=lambda stored: stored.file)
+        errors = [_errors(file) for file in files]
+        current = pages_of(source.name, finished(errors))
+        newer = old is not None and version_key(source.version) >= version_key(old.version)
+        before = list(old.rows()) if old is not None and newer else []
+        rows = with_history(before, current, source.version)
+        facts = {
+            "package": source.name,
+            "version": source.version,
+            "commit": source.commit,
+            "repository": source.repository,
+            "prefix": source.prefix,
+            "flags": codec.dumps(by_spelling(spellings for part in errors for spellings in part.flags)),
+        }
+        write(path, facts, rows, files)
+    return path
+
+
+def _errors(file: StoredFile) -> FileErrors:
+    return codec.file_from_plain(json.loads(zlib.decompress(file.errors)))
+
+
+def _previous(path: Path, stack: contextlib.ExitStack) -> Catalogue | None:
+    try:
+        return stack.enter_context(Catalogue.open(path))
+    except NotInReference:
+        return None
+
+
+def fingerprints(source: PackageSource) -> dict[str, str]:
+    """A mark for each file that changes with its content."""
+    if source.root.is_file():
+        return source.checksums()
+    return {file: hashlib.blake2b(content, digest_size=8).hexdigest() for file, content in source.read(source.files)}
+
+
+def pages_of(package: str, sites: Iterable[Site]) -> list[Page]:
+    """Sites grouped into pages, in the order of their first site."""
+    by_id: dict[str, list[Site]] = {}
+    for site in sites:
+        by_id.setdefault(id_of(package, site), []).append(site)
+    return [
+        Page(page_id, package, found[0].error_class, naming_template(found[0]), tuple(found))
+        for page_id, found in by_id.items()
+    ]
+
+
+def _read(
+    source: PackageSource, files: Sequence[str], prints: dict[str, str], progress: Progress
+) -> Iterator[StoredFile]:
+    label = f"reading {source.name} {source.version}"
+    done = 0
+    tasks = [files[start : start + _FILES_PER_TASK] for start in range(0, len(files), _FILES_PER_TASK)]
+    for part in _in_processes(source, tasks) if len(files) >= _WORTH_PROCESSES else _here(source, tasks):
+        for file, stored, errors in part:
+            yield StoredFile(file, prints[file], stored, errors)
+        done += len(part)
+        progress(label, done, len(files))
+
+
+Result = list[tuple[str, bytes | None, bytes]]
+
+
+def _here(source: PackageSource, tasks: Iterable[Sequence[str]]) -> Iterator[Result]:
+    return (read_files(source, task) for task in tasks)
+
+
+def _in_processes(source: PackageSource, tasks: Sequence[Sequence[str]]) -> Iterator[Result]:
+    # Spawned and not forked: a progress bar has a thread, and a fork would copy its locks as they are.
+    context = multiprocessing.get_context("spawn")
+    workers = len(os.sched_getaffinity(0))
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool:
+        yield from pool.map(read_files, [source] * len(tasks), tasks)
+
+
+def read_files(source: PackageSource, files: Sequence[str]) -> Result:
+    """Path, compressed source (None without sites) and compressed errors of each file."""
+    result: Result = []
+    for file, content in source.read(files):
+        errors = read_file(file, content)
+        plain = codec.dumps(codec.file_to_plain(errors)).encode()
+        result.append((file, zlib.compress(content, 1) if errors.drafts else None, zlib.compress(plain, 1)))
+    gc.collect()
+    return result
+
+
+def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
+    """Sorts 0.9 before 0.10, and 1.0rc1 before 1.0."""
+    parts = re.findall(r"\d+|[a-z]+", version.partition("+")[0].lower())
+    return (
+        *((1, int(part), "") if part.isdigit() else (0 if part != "post" else 2, 0, part) for part in parts),
+        (1, -1, ""),
+    )

@@ -1,0 +1,385 @@
+"""The pages of one package in a SQLite file: written whole, then only read. Knows no source code and no messages.
+
+Guarantees:
+- A file that can be seen is whole: it is written beside its place, then renamed. Of two builders the last one wins.
+- A file of another schema is not read; it counts as not built.
+- Opening reads the package's name and version and nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from headrace.cache import cache_directory
+from headrace.errors import NotInReference, NotWritable
+from headrace.reference import codec
+from headrace.reference.closest import Rarity
+from headrace.reference.records import History, Page, Site
+
+SCHEMA = 5
+"""Raised when a build would come out different, so that old files are not taken for new ones."""
+
+_TABLES = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE pages (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, error_class TEXT NOT NULL, template TEXT NOT NULL,
+    introduced TEXT, removed TEXT, successor TEXT
+);
+CREATE TABLE sites (page INTEGER NOT NULL, file TEXT NOT NULL, line INTEGER NOT NULL, qualname TEXT, data TEXT);
+CREATE TABLE files (file TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, source BLOB, errors BLOB NOT NULL);
+CREATE VIRTUAL TABLE words USING fts5(message, place, content='', tokenize="unicode61 tokenchars '_'");
+"""
+_INDEXES = """
+CREATE INDEX site_page ON sites (page);
+CREATE INDEX site_file ON sites (file);
+CREATE VIRTUAL TABLE vocabulary USING fts5vocab(words, 'col');
+"""
+_DISK_ERRORS = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+_WORD = re.compile(r"\w+")
+_RAREST = 6
+"""Candidates share at least one of so many rare words with a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """What a build keeps of one source file for the next one."""
+
+    file: str
+    fingerprint: str
+    source: bytes | None
+    """Compressed; None if the file has no site."""
+    errors: bytes
+    """Compressed JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRow:
+    """A page and what is known of its life."""
+
+    page: Page
+    history: History
+
+
+def database_path(package: str) -> Path:
+    """Where the reference of a package lies."""
+    return cache_directory("reference") / f"{package}.sqlite"
+
+
+def built_packages() -> list[str]:
+    """The packages whose reference was built, by name."""
+    return sorted(path.stem for path in cache_directory("reference").glob("[!.]*.sqlite"))
+
+
+class Catalogue:
+    """The pages of one package. Not safe to share between threads."""
+
+    def __init__(self, connection: sqlite3.Connection, facts: Mapping[str, str | None]) -> None:
+        self._connection = connection
+        self._facts = facts
+        self._counts: dict[str, int] = {}
+        self._size: int | None = None
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Raises: NotInReference if there is no such file, or it is of another version of Headrace or broken."""
+        package = path.stem
+        if not path.is_file():
+            raise NotInReference(package=package, reason="it was not built")
+        # Read only, and without a lock: the file is never written again once it has its name.
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            facts = dict(connection.execute("SELECT name, value FROM facts"))
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise NotInReference(package=package, reason=f"its database is broken ({error})") from error
+        if facts.get("schema") != str(SCHEMA):
+            connection.close()
+            raise NotInReference(package=package, reason="it was built by another version of Headrace")
+        return cls(connection, facts)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    @property
+    def package(self) -> str:
+        return self._facts["package"] or ""
+
+    @property
+    def version(self) -> str:
+        return self._facts["version"] or ""
+
+    @property
+    def commit(self) -> str | None:
+        return self._facts["commit"]
+
+    @property
+    def repository(self) -> str | None:
+        return self._facts["repository"]
+
+    def flags(self) -> dict[str, str]:
+        """Every way to write a flag of the package's command lines, with the best one."""
+        return dict(json.loads(self._facts.get("flags") or "{}"))
+
+    # --- pages ---
+
+    def page(self, page_id: str) -> Page | None:
+        """The page with an id; the one that came after it if it was reworded."""
+        seen: set[str] = set()
+        while page_id not in seen:
+            seen.add(page_id)
+            row = self._connection.execute(
+                "SELECT number, id, error_class, template, successor FROM pages WHERE id = ?", (page_id,)
+            ).fetchone()
+            if row is None:
+                return None
+            if row[4] is None:
+                return self._page(*row[:4])
+            page_id = row[4]
+        return None
+
+    def _page(self, number: int, page_id: str, error_class: str, template: str) -> Page:
+        rows = self._connection.execute("SELECT data FROM sites WHERE page = ? ORDER BY rowid", (number,))
+        sites = tuple(codec.site_from_plain(json.loads(data)) for (data,) in rows)
+        return Page(page_id, self.package, error_class, codec.template_from_plain(json.loads(template)), sites)
+
+    def _pages(self, numbers: Iterable[int]) -> list[Page]:
+        """The pages with these numbers, in this order."""
+        wanted = list(numbers)
+        rows = self._connection.execute(
+            "SELECT number, id, error_class, template, data FROM pages LEFT JOIN sites ON page = number "
+            f"WHERE number IN ({','.join('?' * len(wanted))}) ORDER BY number, sites.rowid",
+            wanted,
+        )
+        found = dict(zip(sorted(set(wanted)), self._grouped(rows), strict=True))
+        return [found[number] for number in wanted]
+
+    def pages(self) -> Iterator[Page]:
+        """Every page of the current version, by file and line of its first site."""
+        rows = self._connection.execute(
+            "SELECT number, id, error_class, template, data FROM sites JOIN pages ON page = number "
+            "WHERE removed IS NULL ORDER BY number, sites.rowid"
+        )
+        yield from self._grouped(rows)
+
+    def _grouped(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[Page]:
+        """Pages from rows of number, id, class, template and one site, in the order of their numbers."""
+        for (_, page_id, error_class, template), group in itertools.groupby(rows, key=lambda row: row[:4]):
+            sites = tuple(codec.site_from_plain(json.loads(data)) for *_, data in group if data is not None)
+            yield Page(page_id, self.package, error_class, codec.template_from_plain(json.loads(template)), sites)
+
+    def rows(self) -> Iterator[PageRow]:
+        """Every page, also those that are gone, with its history."""
+        select = "SELECT number, id, error_class, template, introduced, removed, successor FROM pages ORDER BY number"
+        for *head, introduced, removed, successor in self._connection.execute(select).fetchall():
+            yield PageRow(self._page(*head), History(introduced, removed, successor))
+
+    def __len__(self) -> int:
+        (count,) = self._connection.execute("SELECT count(*) FROM pages WHERE removed IS NULL").fetchone()
+        return int(count)
+
+    # --- finding ---
+
+    def near_ids(self, page_id: str, limit: int = 3) -> list[str]:
+        """The ids that look most like one that does not exist."""
+        import difflib
+
+        known = [row[0] for row in self._connection.execute("SELECT id FROM pages")]
+        return difflib.get_close_matches(page_id.lower(), known, n=limit, cutoff=0.5)
+
+    def sites_at(self, file_suffix: str, qualname: str | None = None) -> list[tuple[str, Site]]:
+        """Page id and site of each error that a file can raise.
+
+        `file_suffix` is a path as a traceback shows it (`/usr/lib/.../vllm/config/model.py`) or its end (`model.py`);
+        `qualname` a function, with or without its class.
+        """
+        parts = file_suffix.replace("\\", "/").split("/")
+        suffixes = ["/".join(parts[index:]) for index in range(len(parts))]
+        marks = ",".join("?" * len(suffixes))
+        rows = self._connection.execute(
+            f"SELECT id, data FROM sites JOIN pages ON page = number WHERE removed IS NULL AND file IN ({marks}) "
+            "ORDER BY line",
+            suffixes,
+        ).fetchall()
+        if not rows:
+            rows = self._connection.execute(
+                "SELECT id, data FROM sites JOIN pages ON page = number WHERE removed IS NULL AND file LIKE ? "
+                "ORDER BY file, line",
+                ("%/" + file_suffix,),
+            ).fetchall()
+        found = [(page_id, codec.site_from_plain(json.loads(data))) for page_id, data in rows]
+        if qualname is None:
+            return found
+        return [(key, site) for key, site in found if f".{site.qualname}".endswith(f".{qualname}")]
+
+    def pages_with_words(self, words: Iterable[str], limit: int = 60) -> list[Page]:
+        """Candidates for a message: pages whose text has some of its rarest words, the likeliest first."""
+        rarest = self._rarest(words)
+        if not rarest:
+            return []
+        query = "message : (" + " OR ".join(f'"{word}"' for word in rarest) + ")"
+        return self._pages(self._numbers(query, limit))
+
+    def _numbers(self, query: str, limit: int) -> list[int]:
+        select = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?"
+        return [row[0] for row in self._connection.execute(select, (query, limit))]
+
+    def _rarest(self, words: Iterable[str]) -> list[str]:
+        counts = self.rarity(dict.fromkeys(part.lower() for word in words for part in _WORD.findall(word))).counts
+        return sorted(counts, key=lambda word: (counts[word], word))[:_RAREST]
+
+    def rarity(self, words: Iterable[str]) -> Rarity:
+        """In how many messages words stand, those that stand in any. What was looked up once is kept."""
+        select = "SELECT doc FROM vocabulary WHERE term = ? AND col = 'message'"
+        asked = list(words)
+        for word in asked:
+            if word not in self._counts:
+                row = self._connection.execute(select, (word,)).fetchone()
+                self._counts[word] = row[0] if row else 0
+        if self._size is None:
+            self._size = len(self)
+        return Rarity(self._size, {word: count for word in asked if (count := self._counts[word])})
+
+    def search(self, text: str, limit: int = 20) -> list[Page]:
+        """Pages with all of the words (the last may be the beginning of one) in text, class, file or function."""
+        words = _WORD.findall(text.lower())
+        if not words:
+            return []
+        quoted = [f'"{word}"' for word in words]
+        return self._pages(self._numbers(" AND ".join(quoted) + "*", limit))
+
+    def related(self, page: Page, limit: int = 5) -> list[tuple[Page, str]]:
+        """Other pages with the reason why they are near."""
+        numbers: dict[int, str] = {}
+        for site in page.sites[:3]:
+            rows = self._connection.execute(
+                "SELECT DISTINCT number FROM sites JOIN pages ON page = number WHERE file = ? AND qualname = ? "
+                "AND id != ? AND removed IS NULL AND template != '[]' ORDER BY abs(line - ?)",
+                (site.file, site.qualname, page.id, site.line),
+            )
+            numbers |= {number: f"also checked in {site.qualname}" for (number,) in rows if number not in numbers}
+        found = list(numbers.items())[:limit]
+        return list(zip(self._pages(number for number, _ in found), (why for _, why in found), strict=True))
+
+    # --- the source ---
+
+    def source(self, file: str) -> str | None:
+        """The text of a source file that has sites."""
+        row = self._connection.execute("SELECT source FROM files WHERE file = ?", (file,)).fetchone()
+        return None if row is None or row[0] is None else zlib.decompress(row[0]).decode("utf-8", "replace")
+
+    def excerpt(self, site: Site, around: int = 6) -> list[tuple[int, str]]:
+        """Line number and text of the lines around a site."""
+        lines = (self.source(site.file) or "").splitlines()
+        first = max(1, site.line - around)
+        return [(number, lines[number - 1]) for number in range(first, min(len(lines), site.end_line + 2) + 1)]
+
+    def permalink(self, site: Site) -> str | None:
+        """The site on the web, at the commit or the tag of this version; None if no repository is known."""
+        if self.repository is None:
+            return None
+        from headrace.reference import packages  # late: it loads what reads distributions
+
+        revision = self.commit or f"v{self.version}"
+        return packages.permalink(self.repository, revision, (self._facts["prefix"] or "") + site.file, site.line)
+
+    # --- versions ---
+
+    def versions(self, page_id: str) -> History | None:
+        """When the page came, when it went, and what came after it."""
+        row = self._connection.execute(
+            "SELECT introduced, removed, successor FROM pages WHERE id = ?", (page_id,)
+        ).fetchone()
+        if row is None:
+            return None
+        earlier = self._connection.execute("SELECT id FROM pages WHERE successor = ? ORDER BY number", (page_id,))
+        introduced, removed, successor = row
+        return History(introduced, removed, successor, tuple(found for (found,) in earlier))
+
+    # --- for the next build ---
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of every source file that was read."""
+        return dict(self._connection.execute("SELECT file, fingerprint FROM files"))
+
+    def stored_files(self, files: Iterable[str]) -> Iterator[StoredFile]:
+        """What was kept of the files."""
+        select = "SELECT file, fingerprint, source, errors FROM files WHERE file = ?"
+        for file in files:
+            yield StoredFile(*self._connection.execute(select, (file,)).fetchone())
+
+
+def write(path: Path, facts: Mapping[str, str | None], rows: Sequence[PageRow], files: Iterable[StoredFile]) -> None:
+    """Write a database whole and give it its name only then. Raises: NotWritable."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".partial")
+        os.close(handle)
+    except OSError as error:
+        raise NotWritable(path=str(path.parent), reason=os.strerror(error.errno or 0)) from error
+    try:
+        _fill(Path(partial), facts, rows, files)
+        os.replace(partial, path)
+    except OSError as error:
+        raise NotWritable(path=str(path.parent), reason=os.strerror(error.errno or 0)) from error
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode not in _DISK_ERRORS:
+            raise
+        raise NotWritable(path=str(path.parent), reason=str(error)) from error
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def _fill(path: Path, facts: Mapping[str, str | None], rows: Sequence[PageRow], files: Iterable[StoredFile]) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        # Nobody reads it before it is renamed, and a build that dies is made again: no journal, no sync.
+        connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + _TABLES)
+        connection.execute("BEGIN")
+        connection.executemany("INSERT INTO facts VALUES (?, ?)", {**facts, "schema": str(SCHEMA)}.items())
+        connection.executemany(
+            "INSERT INTO files VALUES (?, ?, ?, ?)",
+            ((file.file, file.fingerprint, file.source, file.errors) for file in files),
+        )
+        for number, row in enumerate(rows, 1):
+            _insert(connection, number, row)
+        connection.execute("COMMIT")
+        connection.executescript(_INDEXES)
+    finally:
+        connection.close()
+
+
+def _insert(connection: sqlite3.Connection, number: int, row: PageRow) -> None:
+    page, history = row.page, row.history
+    template = codec.dumps(codec.template_to_plain(page.template))
+    connection.execute(
+        "INSERT INTO pages VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (number, page.id, page.error_class, template, history.introduced, history.removed, history.successor),
+    )
+    connection.executemany(
+        "INSERT INTO sites VALUES (?, ?, ?, ?, ?)",
+        ((number, site.file, site.line, site.qualname, codec.dumps(codec.site_to_plain(site))) for site in page.sites),
+    )
+    forms = dict.fromkeys(form for site in page.sites for form in site.templates)
+    message = " ".join(piece for form in forms for piece in form if isinstance(piece, str))
+    exprs = {piece.expr for form in forms for piece in form if not isinstance(piece, str)}
+    places = {part for site in page.sites for part in (site.file, site.qualname)}
+    connection.execute(
+        "INSERT INTO words (rowid, message, place) VALUES (?, ?, ?)",
+        (number, message, " ".join([page.error_class, *sorted(exprs), *sorted(places)])),
+    )

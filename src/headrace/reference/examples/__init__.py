@@ -1,0 +1,38 @@
+"""For each error of Headrace: what leads to it, and the same without it. All of them are run by the tests.
+
+A step is a command line (`headrace ...`, one a line) or Python. It runs in an empty directory; an example with a
+`checkpoint` finds a small one in `models/tiny`, as `save_pretrained` writes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """Steps that raise one error, and steps that do not."""
+
+    error: str
+    """The name of the class."""
+    before: str
+    after: str
+    given: str = ""
+    """Python that comes before either."""
+    checkpoint: bool = False
+    """A small checkpoint is there. Examples without one need no torch."""
+
+
+EXEMPT = {
+    "BudgetBeyondMemory": "it takes a machine whose free memory lies between what a model needs with its weights in "
+    "memory and without; tests/test_cli_run.py imitates one",
+    "DemoFailed": "it says that Headrace itself computed wrong tokens: nothing is known that leads to it",
+}
+"""Errors without an example, with the reason."""
+
+
+def examples() -> dict[str, Example]:
+    """Every example by the name of its error."""
+    from headrace.reference.examples import of_files, of_runs, of_settings
+
+    return {example.error: example for module in (of_settings, of_files, of_runs) for example in module.EXAMPLES}

@@ -1,0 +1,112 @@
+"""Examples of what goes wrong while weights move or an answer is written."""
+
+from headrace.reference.examples import Example
+
+_LOAD = """
+from pathlib import Path
+
+import headrace
+import torch
+
+offload = headrace.OffloadConfig(prefetch={"offload_group_size": 1})
+model, tokenizer = headrace.load("models/tiny", offload=offload)
+tokens = torch.tensor([[5, 6, 7]])
+"""
+
+EXAMPLES = (
+    Example(
+        error="ReadError",
+        checkpoint=True,
+        given=_LOAD,
+        before="""
+Path("models/tiny/model.safetensors").write_bytes(b"")
+model.generate(tokens, max_new_tokens=2)
+""",
+        after="model.generate(tokens, max_new_tokens=2)",
+    ),
+    Example(
+        error="WriteError",
+        given="""
+from pathlib import Path
+from unittest import mock
+
+from headrace.importing import cache
+
+# A file system that is nearly full, imitated.
+target = Path("checkpoints/m").absolute()
+full = mock.patch.object(cache, "_free_bytes", lambda target: 2**20)
+""",
+        before="""
+with full:
+    cache._check_space(target, 2**30)
+""",
+        after="""
+with full:
+    cache._check_space(target, 2**10)
+""",
+    ),
+    Example(
+        error="NotWritable",
+        given="""
+import os
+from pathlib import Path
+
+from headrace.reference import build, packages
+
+Path("file").write_text("")
+""",
+        before="""
+os.environ["XDG_CACHE_HOME"] = os.path.abspath("file")
+build.build(packages.installed("click"))
+""",
+        after="""
+os.environ["XDG_CACHE_HOME"] = os.path.abspath("cache")
+build.build(packages.installed("click"))
+""",
+    ),
+    Example(
+        error="OutputFailed",
+        checkpoint=True,
+        before="headrace run models/tiny -p Hi --max-tokens 2 --trace /dev/full",
+        after="headrace run models/tiny -p Hi --max-tokens 2 --trace trace.json",
+    ),
+    Example(
+        error="MissingPackage",
+        given="""
+import sys
+from unittest import mock
+
+from headrace.cli.run import require_engine
+
+without = mock.patch.dict(sys.modules, accelerate=None)  # as if it were not installed
+""",
+        before="""
+with without:
+    require_engine()
+""",
+        after="require_engine()",
+    ),
+    Example(
+        error="OffloadedWeightsError",
+        checkpoint=True,
+        given=_LOAD,
+        before="model.state_dict()",
+        after="""
+resident, tokenizer = headrace.load("models/tiny", memory="4GiB")
+resident.state_dict()
+""",
+    ),
+    Example(
+        error="ClosedError",
+        checkpoint=True,
+        given=_LOAD,
+        before="""
+model.headrace_engine.close()
+model.generate(tokens, max_new_tokens=2)
+""",
+        after="""
+model.generate(tokens, max_new_tokens=2)
+model.headrace_engine.close()
+""",
+    ),
+)
