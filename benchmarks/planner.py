@@ -186,7 +186,10 @@ def main() -> None:
         print(json.dumps(worker(directory, *map(int, numbers))))
         return
     root = arguments.directory or Path(tempfile.mkdtemp(dir="/var/tmp", prefix="headrace-planner-"))
-    print("| shape | share | context | batch | backend | planned MiB | peak MiB | off | planned ms | ms/token | off ", end="")
+    print(
+        "| shape | share | context | batch | backend | planned MiB | peak MiB | off | planned ms | ms/token | off ",
+        end="",
+    )
     print("| planned first s | first s |\n" + "|---" * 13 + "|", flush=True)
     results = []
     machine = root / "machine.json"

@@ -19,7 +19,9 @@ def test_every_sheet_names_its_source_and_has_rates() -> None:
         assert made.link.bytes_per_s < made.memory_bytes_per_s
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("a100", "a100-40gb"), ("l40z", "l40s"), ("", "l4"), ("rtx4080", "rtx-4090")])
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("a100", "a100-40gb"), ("l40z", "l40s"), ("", "l4"), ("rtx4080", "rtx-4090")]
+)
 def test_an_unknown_name_suggests_one_that_is_known(name: str, nearest: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         data_sheet(name)

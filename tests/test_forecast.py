@@ -240,7 +240,9 @@ def test_three_tiers_hold_the_model_and_keep_their_budgets(device: int, host: in
 @pytest.mark.slow
 def test_more_host_memory_never_plans_slower() -> None:
     subject = public("llama-3.1-8b")
-    speeds = [planned(subject, gpu(), memory=8 * GIB, host_memory=host * GIB).plan.tokens_per_s for host in range(5, 16)]
+    speeds = [
+        planned(subject, gpu(), memory=8 * GIB, host_memory=host * GIB).plan.tokens_per_s for host in range(5, 16)
+    ]
     assert speeds == sorted(speeds)
     assert speeds[0] < speeds[-1]
 

@@ -224,7 +224,9 @@ def test_every_spelling_is_read(text: str) -> None:
     assert line.offload == {"offload_group_size": 8, "offload_num_in_group": 2}
 
 
-@pytest.mark.parametrize(("text", "tokens"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("auto", None)])
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("auto", None)]
+)
 def test_lengths_as_vllm_reads_them(text: str, tokens: int | None) -> None:
     assert commandline.parse(["vllm", "serve", "m", "--max-model-len", text]).tokens == tokens
 
@@ -243,7 +245,10 @@ def test_an_offload_flag_that_vllm_does_not_have() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--offload-num-in-group 8 --offload-group-size 4", r"offload_num_in_group \(8\) must be <= offload_group_size"),
+        (
+            "--offload-num-in-group 8 --offload-group-size 4",
+            r"offload_num_in_group \(8\) must be <= offload_group_size",
+        ),
         ("--offload-backend prefetch", r"offload_num_in_group \(1\) must be <= offload_group_size \(0\)"),
         ("--offload-group-size 4 --offload-prefetch-step 0", r"offload_prefetch_step \(0\) must be >= 1"),
     ],
