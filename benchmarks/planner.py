@@ -8,6 +8,7 @@ rates that `headrace machine` measured at the start; the plan that `headrace run
 """
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -50,8 +51,10 @@ SHAPES = {
 
 # Shape, share of the weights that the budget holds, context, batch.
 CELLS = [
-    ("llama-wide", 0.5, 256, 1), ("llama-wide", 0.75, 1024, 1), ("llama-wide", 0.75, 512, 4), ("llama-wide", 1.2, 512, 1),
-    ("llama-deep", 0.4, 256, 1), ("llama-deep", 0.7, 1024, 1), ("llama-deep", 0.7, 512, 2), ("llama-deep", 1.2, 256, 1),
+    ("llama-wide", 0.5, 256, 1), ("llama-wide", 0.75, 1024, 1), ("llama-wide", 0.75, 512, 4),
+    ("llama-wide", 1.2, 512, 1),
+    ("llama-deep", 0.4, 256, 1), ("llama-deep", 0.7, 1024, 1), ("llama-deep", 0.7, 512, 2),
+    ("llama-deep", 1.2, 256, 1),
     ("qwen3-moe", 0.5, 512, 1), ("qwen3-moe", 0.8, 1024, 1), ("qwen3-moe", 1.2, 256, 1),
     ("gemma2", 0.5, 256, 1), ("gemma2", 0.75, 1024, 1), ("gemma2", 1.2, 512, 2),
 ]  # fmt: skip
@@ -116,7 +119,7 @@ def worker(directory: str, budget: int, context: int, prefill: int, batch: int, 
             logits_processor=[processor],
         )
     times_s = processor.times_s
-    seconds = sorted(after - before for before, after in zip(times_s[1:], times_s[2:], strict=False))
+    seconds = sorted(after - before for before, after in itertools.pairwise(times_s[1:]))
     return {
         "first_s": times_s[0] - begin_s,
         "decode_s": seconds[len(seconds) // 2],

@@ -254,7 +254,7 @@ def test_what_running_costs_is_counted() -> None:
     assert half.working_bytes == memory.working_bytes + 700
 
 
-# --- no plan is faster within the same memory ---------------------------------------------------------------------------
+# --- no plan is faster within the same memory ---------------------------------------------------------------------
 
 
 @st.composite

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from headrace.core import Bound, Machine, ModelShape
 
 MARGIN_BYTES = 24 * 2**20
-"""Kernels' scratch, allocator slack and code loaded on first use, after the probes have loaded most of it (docs/log.md)."""
+"""Kernels' scratch, allocator slack and code loaded on first use; the probes have loaded most of it (docs/log.md)."""
 
-EXPERT_BYTES, EXPERT_BYTES_PER_TOKEN, MOST_EXPERT_BYTES = 40 * 2**20, 2**17, 192 * 2**20
+EXPERT_BYTES, EXPERT_BYTES_PER_TOKEN, MOST_EXPERT_BYTES = 64 * 2**20, 2**17, 192 * 2**20
 """What a prefill through routed experts leaves behind on the processor: kernels for each number of rows that an expert
 gets, and holes between pieces of the cache. Measured on one shape (docs/log.md)."""
 
