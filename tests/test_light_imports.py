@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,24 @@ def test_check_loads_no_torch(args: tuple[str, ...]) -> None:
     loaded = loaded_after(run_main(*args))
     assert "pydantic" in loaded
     assert not loaded & {*HEAVY, "rich"}
+
+
+CONFIG = str(Path(__file__).parent / "data" / "configs" / "llama-3.1-405b.json")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("plan", CONFIG, "--memory", "64GiB"),
+        ("plan", CONFIG, "--memory", "64GiB", "--device", "l40s", "--json"),
+        ("plan", CONFIG, "--for", "vllm", "--device", "h200", "--gpus", "8"),
+        ("check", "--", "vllm", "serve", CONFIG, "--offload-group-size", "8"),
+    ],
+)
+def test_planning_loads_no_torch(args: tuple[str, ...]) -> None:
+    loaded = loaded_after(run_main(*args))
+    assert "rich" in loaded
+    assert not loaded & {*HEAVY, "matplotlib"}
 
 
 def test_config_loads_no_torch() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
 from typing import Any
 
 import pytest
 from fakes import MIB, demand, head, layers, machine, model, table
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
@@ -251,6 +252,52 @@ def test_what_running_costs_is_counted() -> None:
     assert batch.working_bytes == 3 * (30 * 100 + 50) + 700 + 5
     half = make(dataclasses.replace(shape, head_always_copied=True), wanted).memory
     assert half.working_bytes == memory.working_bytes + 700
+
+
+# --- no plan is faster within the same memory ---------------------------------------------------------------------
+
+
+@st.composite
+def small_models(draw: Any) -> ModelShape:
+    """A few layers of a few parameters each, all of them large enough to move."""
+    size = st.integers(1, 24).map(lambda n: n * 64 * KIB)
+    some = draw(st.lists(st.lists(size, min_size=1, max_size=3), min_size=1, max_size=4))
+    blocks = layers(*some) if draw(st.booleans()) else layers(*[some[0]] * len(some))
+    return model(*blocks, *([head(draw(size))] if draw(st.booleans()) else []), fixed_bytes=draw(st.integers(0, MIB)))
+
+
+def fewest_moved_bytes(shape: ModelShape, room: int) -> int | None:
+    """Of every set of parameters that could move, by trying them all: what a pass reads at least; None if none fits."""
+    params = [(block.name, param.name, param.nbytes) for block in shape.blocks for param in block.params]
+    best = None
+    for chosen in itertools.product((False, True), repeat=len(params)):
+        cut: dict[str, tuple[str, ...]] = {}
+        for (block, name, _), moves in zip(params, chosen, strict=True):
+            if moves:
+                cut[block] = (*cut.get(block, ()), name)
+        moved = moved_bytes(shape.blocks, cut)
+        slots = min(2, len(cut))
+        if shape.weight_bytes - moved + slots * slot_bytes(shape.blocks, cut) > room:
+            continue
+        per_pass = 0 if len(cut) <= slots else moved
+        best = per_pass if best is None else min(best, per_pass)
+    return best
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(small_models(), st.integers(1, 99))
+def test_an_exhaustive_search_finds_nothing_faster(shape: ModelShape, percent: int) -> None:
+    assume(sum(len(block.params) for block in shape.blocks) <= 9)
+    room = shape.weight_bytes * percent // 100
+    best = fewest_moved_bytes(shape, room)
+    try:
+        made = with_room(shape, room)
+    except BudgetTooSmall:
+        assert best is None
+        return
+    assert best is not None
+    assert made.bound.moved_bytes == best
 
 
 # --- groups, with vLLM's numbers ------------------------------------------------------------------------------------

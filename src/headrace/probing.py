@@ -29,6 +29,8 @@ DISK_SECONDS = 2.0
 SCRATCH_BYTES = 512 * 2**20
 """Of the file that is written if none is given; it is removed again."""
 COPY_BYTES = 128 * 2**20
+WEIGHT_BYTES = 512 * 2**20
+"""More than caches hold: a small matrix would be read out of them, pass after pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ def _kernels(copied: float) -> tuple[tuple[float, float, float, float], str]:
 
     per_layer, per_pass = measure_overhead_s()
     measured = (
-        machine.measure_compute_bytes_per_s(),
+        machine.measure_compute_bytes_per_s(nbytes=WEIGHT_BYTES),
         machine.measure_operations_per_s(),
         per_layer,
         per_pass,

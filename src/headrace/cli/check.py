@@ -42,6 +42,9 @@ def check_line(
     as_json: bool,
 ) -> int:
     """Look a command line of vLLM through; its offload flags come after the --. Returns the exit code."""
+    from headrace.peers import commandline
+
+    commandline.parse(line)  # what is no such line at all is told first
     if offload != OffloadFlags():
         raise InvalidSetting(
             setting="offload flags",

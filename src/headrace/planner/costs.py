@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from headrace.core import Bound, Machine, ModelShape
 
-MARGIN_BYTES = 48 * 2**20
-"""Kernels' scratch, allocator slack and code loaded on first use: measured as at most 30 MiB (docs/log.md)."""
+MARGIN_BYTES = 24 * 2**20
+"""Kernels' scratch, allocator slack and code loaded on first use; the probes have loaded most of it (docs/log.md)."""
+
+EXPERT_BYTES, EXPERT_BYTES_PER_TOKEN, MOST_EXPERT_BYTES = 64 * 2**20, 2**17, 192 * 2**20
+"""What a prefill through routed experts leaves behind on the processor: kernels for each number of rows that an expert
+gets, and holes between pieces of the cache. Measured on one shape (docs/log.md)."""
 
 MEMORY_SHARE = 0.9
 """Of what is free, when no budget is given."""
@@ -59,7 +63,14 @@ def working_bytes(shape: ModelShape, demand: Demand) -> int:
     """Activations of the prefill, logits, and the margin."""
     prefill = shape.activation_bytes_per_token * demand.prefill_tokens * demand.batch
     head = shape.head_bytes if demand.batch > 1 or shape.head_always_copied else 0
-    return prefill + head + shape.logits_bytes * demand.batch + demand.margin_bytes
+    experts = _expert_bytes(shape, demand.prefill_tokens * demand.batch)
+    return prefill + head + experts + shape.logits_bytes * demand.batch + demand.margin_bytes
+
+
+def _expert_bytes(shape: ModelShape, tokens: int) -> int:
+    if all(param.used_share == 1 for block in shape.blocks for param in block.params):
+        return 0
+    return min(EXPERT_BYTES + EXPERT_BYTES_PER_TOKEN * tokens, MOST_EXPERT_BYTES)
 
 
 def overhead_bytes(shape: ModelShape, demand: Demand) -> int:

@@ -11,7 +11,7 @@ def gpt2(fields: Fields) -> Outline:
     hidden = fields.count("n_embd", "hidden_size")
     inner = fields.count("n_inner", default=4 * hidden)
     out = _start(fields, "transformer.wte", hidden, tied=True)
-    out.add("transformer.wpe.weight", fields.count("n_positions", default=1024), hidden)
+    out.add("transformer.wpe.weight", fields.count("n_positions", "max_position_embeddings", default=1024), hidden)
     for layer in range(fields.count("n_layer", "num_hidden_layers")):
         where = f"transformer.h.{layer}"
         out.norm(f"{where}.ln_1", hidden, bias=True)

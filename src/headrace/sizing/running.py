@@ -75,14 +75,14 @@ def _windowed_layers(text: Fields) -> int:
 
 
 def activation_bytes_per_token(text: Fields, element_bytes: int) -> int:
-    """Hidden states (residual, normed, and once in float32), the MLP's four. A 3072 x 8192 layer in bfloat16 took
-    74 KiB per token where this says 110 (docs/log.md).
+    """Hidden states (residual, normed, in and out) and the MLP's three (gate, up and their product), and some more. A
+    3072 x 8192 layer in bfloat16 took 74 KiB per token where this says 78 (docs/log.md).
     """
     hidden = hidden_size(text)
     inner = text.values.get("intermediate_size") or text.values.get("n_inner") or text.values.get("ffn_dim")
     inner = max(inner) if isinstance(inner, (list, tuple)) else inner if isinstance(inner, int) else 4 * hidden
     inner = max(inner, 2 * experts_per_token(text) * text.optional("moe_intermediate_size"))
-    return element_bytes * (4 * hidden + 4 * inner) + 8 * hidden
+    return element_bytes * (4 * hidden + 3 * inner) + 2 * hidden
 
 
 def logits_bytes(text: Fields, element_bytes: int) -> int:
