@@ -15,8 +15,8 @@ import uvicorn
 
 from headrace.server.access import Serving
 from headrace.server.app import build
-from headrace.server.limits import MAX_HEADER_BYTES
 from headrace.server.options import ServeOptions
+from headrace.server.process import configuration
 from headrace.server.service import Service
 from headrace.server.telemetry import ServiceCollector
 
@@ -60,7 +60,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def options(directory: Path, **changes: Any) -> ServeOptions:
-    values = {"model": str(directory), "max_num_seqs": 4, "max_model_len": 128, "served_model_name": "tiny", **changes}
+    values = {"model": str(directory), "max_num_seqs": 4, "max_model_len": 128, "drain_timeout": 1, **changes}
+    values.setdefault("served_model_name", "tiny")
     made = ServeOptions(**values)
     made.check()
     return made
@@ -77,18 +78,10 @@ def opened(directory: Path, *, share: float | None = None, **changes: Any) -> It
 
 
 @contextlib.contextmanager
-def listening(service: Service | None, chosen: ServeOptions) -> Iterator[int]:
+def listening(service: Service | None, chosen: ServeOptions, *, stopping: bool = False) -> Iterator[int]:
     """The application on a port that is free."""
-    state = Serving(service)
-    config = uvicorn.Config(
-        build(chosen, state),
-        http="h11",
-        log_config=None,
-        access_log=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
+    state = Serving(service, stopping)
+    server = uvicorn.Server(configuration(build(chosen, state), chosen))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
         thread.start()

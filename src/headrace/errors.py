@@ -694,6 +694,15 @@ class RequestTooLarge(RequestError):
     example = {"limit_bytes": 2**20}
 
 
+class HeadersTooLarge(RequestError):
+    """The headers of a request are larger than the server reads."""
+
+    limit_bytes: int
+    template = "The headers of the request are larger than {limit_bytes:size}, which is all that the server reads."
+    remedy = "Send fewer headers, or shorter ones."
+    example = {"limit_bytes": 2**14}
+
+
 class QueueFull(RequestError):
     """So many requests wait already that another one would wait for too long."""
 

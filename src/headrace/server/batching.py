@@ -147,14 +147,15 @@ class Generation:
 
     def receive(self, output: GenerationOutput, error: HeadraceError | None) -> None:
         """On the event loop: what a pass gave. A slow reader costs its own queue and nobody's time."""
-        new = output.generated_tokens[self._told :]
+        new = [] if error is not None else output.generated_tokens[self._told :]
         if new:
             now_s = time.perf_counter()
             self._on_token(self._told == 0, now_s - self._last_s)
             self._last_s = now_s
         self._told += len(new)
-        self._over = self._over or output.is_finished()
-        self._queue.put_nowait((new, output.is_finished(), error))
+        finished = output.is_finished() or error is not None
+        self._over = self._over or finished
+        self._queue.put_nowait((new, finished, error))
 
     def fail(self, error: HeadraceError) -> None:
         """On any thread: there will be no more tokens."""
@@ -179,13 +180,15 @@ class _Router(OutputRouter):
         """One wake-up for the whole pass: all generations belong to one event loop."""
         known: list[tuple[Generation, GenerationOutput, HeadraceError | None]] = []
         for output in outputs:
+            generation = self.generations.get(output.request_id)
             error = self._errors.pop(output.request_id, None)
-            finished = output.is_finished()
-            generation = (self.generations.pop if finished else self.generations.get)(output.request_id, None)
             if generation is not None:
+                error = error or generation.row.error
                 known.append((generation, output, error))
-            elif not finished:
-                self._cancel(output.request_id)  # its cancellation came before the request itself did
+            if output.is_finished() or error is not None:
+                self.generations.pop(output.request_id, None)
+            if not output.is_finished() and (generation is None or error is not None):
+                self._cancel(output.request_id)  # nobody waits for it; if asked before, then before it was known
         if known and not known[0][0].loop.is_closed():
             known[0][0].loop.call_soon_threadsafe(_receive_all, known)
 

@@ -20,6 +20,7 @@ STATUSES: Mapping[type[errors.HeadraceError], tuple[int, str]] = {
     errors.ModelNotServed: (404, "model_not_found"),
     errors.RouteNotFound: (404, "not_found"),
     errors.RequestTooLarge: (413, "request_too_large"),
+    errors.HeadersTooLarge: (431, "headers_too_large"),
     errors.QueueFull: (429, "rate_limit_exceeded"),
     errors.NotReady: (503, "not_ready"),
 }
@@ -32,6 +33,7 @@ TYPES = {
     404: "invalid_request_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
+    431: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }

@@ -50,6 +50,8 @@ class Gate:
             log.info("%s %s %d %.3f s", scope["method"], route, status, time.perf_counter() - start_s)
 
     def _refusal(self, scope: Scope) -> errors.RequestError | None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            return errors.HeadersTooLarge(limit_bytes=MAX_HEADER_BYTES)
         headers = dict(scope["headers"])
         if self.key is not None and scope["path"].startswith(GUARDED) and scope["method"] != "OPTIONS":
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
@@ -65,23 +67,21 @@ class Gate:
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count what arrives without a declared length, too."""
         received = 0
-        begun = False
+        too_large = errors.RequestTooLarge(limit_bytes=self.max_body_bytes)
 
         async def count() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.max_body_bytes:
-                raise errors.RequestTooLarge(limit_bytes=self.max_body_bytes)
+                raise too_large
             return message
 
-        async def note_begin(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
+        async def send_if_read(message: Message) -> None:
+            # The framework answers every failure to read a body with its own words.
+            if received <= self.max_body_bytes:
+                await send(message)
 
-        try:
-            await self.app(scope, count, note_begin)
-        except errors.RequestTooLarge as error:
-            if not begun:
-                await error_response(error)(scope, receive, send)
+        await self.app(scope, count, send_if_read)
+        if received > self.max_body_bytes:
+            await error_response(too_large)(scope, receive, send)

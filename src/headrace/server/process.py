@@ -57,6 +57,22 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def configuration(app: FastAPI, options: ServeOptions) -> uvicorn.Config:
+    """How uvicorn serves `app`."""
+    logging.getLogger("uvicorn.access").disabled = True  # it writes addresses with what is asked for in them
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        server_header=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=max(1, round(options.drain_timeout)),
+    )
+
+
 def run(
     options: ServeOptions,
     load: Callable[[], Service],
@@ -77,19 +93,7 @@ def run(
             await loading
         await asyncio.to_thread(_close, state)
 
-    config = uvicorn.Config(
-        build(options, state, lifespan),
-        http="h11",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=max(1, round(options.drain_timeout)),
-    )
-    server = Server(config, state)
+    server = Server(configuration(build(options, state, lifespan), options), state)
     with listener:
         try:
             server.run(sockets=[listener])

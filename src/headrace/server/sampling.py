@@ -24,13 +24,18 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessorList,
 )
 
+from headrace.errors import GenerationFailed
+
+LEAST_TEMPERATURE = 1e-5
+"""As in vLLM: logits divided by less could be infinite."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """vLLM's names and meanings."""
 
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """0, and what is next to it, takes the likeliest token."""
     top_p: float = 1.0
     top_k: int = 0
     """0 is off."""
@@ -66,6 +71,8 @@ class Row:
         self.prompt = torch.tensor(prompt)
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
+        self.error: GenerationFailed | None = None
+        """Why there is no next token: the request ends, and the others of its batch go on."""
         self._warpers = _warpers(params)
 
     def __deepcopy__(self, memo: Any) -> Row:
@@ -73,8 +80,15 @@ class Row:
         return self
 
     def choose(self, scores: torch.Tensor) -> int:
-        """The next token, from float32 logits of shape (vocabulary,), which are left as they are."""
-        token = self._draw(self._penalized(scores))
+        """The next token, from float32 logits of shape (vocabulary,), which are left as they are.
+
+        Sets `error` if they are no numbers.
+        """
+        penalized = self._penalized(scores)
+        if not bool(penalized.isfinite().any()) or bool(penalized.isnan().any()):
+            self.error = GenerationFailed(reason="its logits are not numbers, as with weights that are damaged")
+            return 0
+        token = self._draw(penalized)
         self.tokens.append(token)
         if self.params.logprobs is not None:
             self.logprobs.append(_logprob(scores, token, self.params.logprobs))
@@ -94,7 +108,7 @@ class Row:
         return scores
 
     def _draw(self, scores: torch.Tensor) -> int:
-        if self.params.temperature == 0:
+        if self.params.temperature < LEAST_TEMPERATURE:
             return int(scores.argmax())
         unused: Any = None  # these warpers look at the scores alone
         probabilities = self._warpers(unused, scores[None]).softmax(-1)[0]
@@ -105,7 +119,7 @@ class Row:
 
 def _warpers(params: SamplingParams) -> LogitsProcessorList:
     chosen: Any = LogitsProcessorList()
-    if params.temperature not in (0, 1):
+    if params.temperature != 1 and params.temperature >= LEAST_TEMPERATURE:
         chosen.append(TemperatureLogitsWarper(params.temperature))
     if params.top_k > 0:
         chosen.append(TopKLogitsWarper(params.top_k))

@@ -45,7 +45,7 @@ class _Sampled(_Request):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     """0 and -1 are off."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stream: bool | None = None
 
@@ -238,7 +238,7 @@ class InputMessage(_Request):
     content: str | list[InputPart]
     id: str | None = None
     status: str | None = None
-    phase: str | None = None
+    annotations: list[Any] | None = None
 
 
 class InputFunctionCall(_Request):
