@@ -27,7 +27,7 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-TIMELINE_SPANS = 600
+TIMELINE_SPANS = 1500
 
 ERROR_PAGE = string.Template("""<!doctype html>
 <html lang="en">
