@@ -19,6 +19,7 @@ from headrace.errors import (
     InvalidSetting,
     NoRoomForRequests,
     UnsupportedField,
+    UnsupportedModel,
 )
 from headrace.server.options import ServeOptions
 from headrace.server.service import Service, answer_seed
@@ -64,6 +65,13 @@ def test_a_budget_that_is_too_small_for_anything_is_refused_as_always(directory:
     from headrace.errors import BudgetTooSmall
 
     with pytest.raises(BudgetTooSmall), opened(directory, memory="1MiB"):
+        pass
+
+
+def test_a_model_that_cannot_be_batched_is_one_clear_error(tmp_path: Path) -> None:
+    directory = tiny_models.write(tmp_path / "m", "llama", torch.float32)
+    tiny_models.edit_config(directory, layer_types=["chunked_attention"] * tiny_models.LAYERS)
+    with pytest.raises(UnsupportedModel, match="chunked_attention"), opened(directory):
         pass
 
 

@@ -40,7 +40,7 @@ class Service:
         self.report = engine.report()  # before the first pass: it looks at where weights lie at rest
         self.tiers = engine.tiers()
         self.telemetry = Telemetry()
-        self.batcher = Batcher(engine.model, size, self.telemetry.note_token)
+        self.batcher = _batcher(engine, options, size, self.telemetry)
         self.created_s = int(time.time())
         self.vocabulary = int(engine.model.get_output_embeddings().weight.shape[0])
         self.defaults = _sampling_defaults(engine.model.generation_config)
@@ -188,6 +188,18 @@ class Service:
         self.batcher.close()
         self.engine.close()
         self._encoder.shutdown()
+
+
+def _batcher(engine: Engine, options: ServeOptions, size: CacheSize, telemetry: Telemetry) -> Batcher:
+    """Raises: UnsupportedModel if transformers cannot batch requests to this kind of model."""
+    try:
+        return Batcher(engine.model, size, telemetry.note_token)
+    except (AttributeError, NotImplementedError, ValueError) as error:
+        raise errors.UnsupportedModel(
+            model=options.model,
+            reason=f"transformers cannot batch requests to it ({error})",
+            suggestion="Use `headrace run`, which answers one request at a time.",
+        ) from error
 
 
 def answer_seed(asked: int | None, index: int) -> int:
