@@ -44,7 +44,8 @@ def write(directory: Path, layers: int) -> None:
     shards: dict[str, dict[str, torch.Tensor]] = {}
     weight_map = {}
     for name, parameter in model.named_parameters():
-        layer = name.split(".")[2] if ".layers." in name else "rest"
+        # What is outside of the layers comes before or after them: a file is written once, when the next one begins.
+        layer = name.split(".")[2] if ".layers." in name else "first" if "embed" in name else "last"
         file = f"model-{layer}.safetensors"
         tensor = torch.empty(parameter.shape, dtype=torch.bfloat16)
         tensor.fill_(1) if "norm" in name else tensor.normal_(0, 0.02)

@@ -227,3 +227,22 @@ def test_a_trace_of_many_threads(tmp_path: Path) -> None:
 def test_an_empty_trace(tmp_path: Path) -> None:
     Metrics().write_trace(tmp_path / "trace.json")
     assert read_trace(tmp_path / "trace.json") == ([], [])
+
+
+def test_spans_are_recorded_for_a_while_and_taken_away(clock: Clock) -> None:
+    metrics = Metrics()
+    metrics.span("before", "read", clock())
+    metrics.trace_for(10.0)
+    clock.now_s += 9.0
+    metrics.span("within", "read", clock())
+    assert [span.name for span in metrics.take_spans()] == ["within"]
+    assert metrics.take_spans() == []
+    clock.now_s += 1.0
+    metrics.span("after", "read", clock())
+    assert metrics.spans() == []
+
+
+def test_taking_spans_leaves_those_of_a_whole_trace(clock: Clock) -> None:
+    metrics = Metrics(tracing=True)
+    metrics.span("a", "read", clock())
+    assert metrics.take_spans() == metrics.spans() != []

@@ -43,6 +43,17 @@ BASELINE_SPREAD_BYTES = 8 * 2**20
 names has to work in the next one."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockTiers:
+    """Where the weights of one block lie, in bytes. The last one has those that belong to no block."""
+
+    name: str
+    kind: str
+    """A block's kind, or "rest"."""
+    device_bytes: int
+    disk_bytes: int
+
+
 class Engine:
     """A loaded model with its weights where the plan puts them."""
 
@@ -172,6 +183,12 @@ class Engine:
             fallbacks=(*self._reader.fallbacks, *(self._around.fallbacks if self._around is not None else ())),
         )
 
+    def tiers(self) -> tuple[BlockTiers, ...]:
+        """Where each block's weights lie, in the order of a pass. Asked between passes."""
+        blocks = self._skeleton.blocks
+        named = [(block.name, block.kind, block.weights) for block in blocks.moving]
+        return tuple(_tiers(name, kind, weights) for name, kind, weights in [*named, ("rest", "rest", blocks.fixed)])
+
     def close(self) -> None:
         """Stop reading and end the threads. Offloaded models cannot run any more. Idempotent."""
         self._backend.close()
@@ -235,6 +252,12 @@ def _plan_for_here(shape: ModelShape, here: Machine, demand: Demand, config: Off
 
 def _offloaded_bytes(skeleton: model.Skeleton) -> int:
     return sum(weight.nbytes for weight in skeleton.blocks.weights() if _is_offloaded(weight))
+
+
+def _tiers(name: str, kind: str, weights: Sequence[Weight]) -> BlockTiers:
+    total = sum(weight.nbytes for weight in weights)
+    disk = sum(weight.nbytes for weight in weights if _is_offloaded(weight))
+    return BlockTiers(name, kind, total - disk, disk)
 
 
 def _is_offloaded(weight: Weight) -> bool:

@@ -5,7 +5,8 @@
     │   ├── CannotOffload                  a module without blocks, or already offloaded
     │   ├── ConfigError                    a flag, a field, a size
     │   ├── ModelNotFound ...              a path or a hub id
-    │   └── BudgetError                    the memory asked for does not hold what was asked for
+    │   ├── BudgetError                    the memory asked for does not hold what was asked for
+    │   └── RequestError                   a request to the server asks for what it cannot have
     ├── CheckpointError                    the files are not what a checkpoint should be
     ├── ReadError (also an OSError)        a read failed while weights were moving
     ├── WriteError (also an OSError)       an import could not be written
@@ -14,6 +15,7 @@
     ├── OutputFailed (also an OSError)     an answer or a trace could not be written
     ├── MissingPackage (also an ImportError)
     ├── DemoFailed                         the demo's two runs disagree
+    ├── GenerationFailed                   a pass of the server failed for a reason that nobody foresaw
     ├── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
     ├── WeightChanged (also a RuntimeError)    a block wrote to a weight that is only lent to it
     ├── GradientsNeeded (also a RuntimeError)  a backward pass through weights that move
@@ -848,4 +850,168 @@ class ClosedError(HeadraceError, RuntimeError):
     template = "This model was closed, and its streamed weights are no longer there."
     remedy = "Load it again with headrace.load(...)."
     example = {}
+    exit_code = 1
+
+
+# --- the server -----------------------------------------------------------------------------------------------------
+
+
+class NoRoomForRequests(BudgetError):
+    """The server's KV cache does not fit beside everything else; less of it would."""
+
+    memory_bytes: int
+    needed_bytes: int
+    kv_bytes: int
+    num_seqs: int
+    model_len: int
+    fits: Sequence[str]
+    """Flags that were computed to fit, one line each."""
+    template = (
+        "A KV cache for {num_seqs} requests of {model_len} tokens takes {kv_bytes:size}, and with it the server needs "
+        "{needed_bytes:size}; it can have {memory_bytes:size}."
+    )
+    remedy = "Any of these fits instead:\n{fits:lines}"
+    example = {
+        "memory_bytes": 2**31,
+        "needed_bytes": 3 * 2**30,
+        "kv_bytes": 2**30,
+        "num_seqs": 16,
+        "model_len": 2048,
+        "fits": ["--max-num-seqs 4 --max-model-len 2048", "--max-num-seqs 16 --max-model-len 512", "--memory 3GiB"],
+    }
+
+
+class AddressNotUsable(UserError):
+    """The server cannot listen where it was told to."""
+
+    host: str
+    port: int
+    reason: str
+    template = "The server cannot listen on {host} port {port}: {reason}."
+    remedy = "Pass another --port (0 takes any that is free), or another --host; 127.0.0.1 is this machine alone."
+    example = {"host": "127.0.0.1", "port": 8000, "reason": "Address already in use"}
+
+
+class RequestError(UserError):
+    """A request to the server asks for what it cannot have."""
+
+
+class UnsupportedField(RequestError):
+    """A request names a field, or a value of one, that the server does not implement."""
+
+    field: str
+    reason: str
+    template = "The field {field!r} is not supported: {reason}."
+    remedy = "Leave it out: the server never ignores a field in silence."
+    example = {"field": "logit_processors", "reason": "there is no such field"}
+
+
+class InvalidField(RequestError):
+    """A field of a request is missing or has a value that cannot be used."""
+
+    field: str
+    reason: str
+    template = "The field {field!r} cannot be used: {reason}."
+    remedy = "Correct it, and send the request again."
+    example = {"field": "temperature", "reason": "it should be less than or equal to 2"}
+
+
+class MalformedBody(RequestError):
+    """The body of a request is not a JSON object."""
+
+    reason: str
+    template = "The body of the request is not a JSON object: {reason}."
+    remedy = "Send one JSON object, with Content-Type: application/json."
+    example = {"reason": "Expecting value at character 0"}
+
+
+class ContextLengthExceeded(RequestError):
+    """A prompt and its answer are longer than a request may be."""
+
+    field: str
+    prompt_tokens: int
+    answer_tokens: int
+    context_tokens: int
+    template = (
+        "With {field!r} as it is, the prompt has {prompt_tokens} tokens and the answer may have {answer_tokens}; a "
+        "request can have {context_tokens} tokens in all."
+    )
+    remedy = "Shorten the prompt or ask for a shorter answer; who runs the server can raise --max-model-len."
+    example = {"field": "max_tokens", "prompt_tokens": 1500, "answer_tokens": 1000, "context_tokens": 2048}
+
+
+class ModelNotServed(RequestError):
+    """A request names a model that this server does not have."""
+
+    model: str
+    served: str
+    template = "The model {model!r} is not served here."
+    remedy = "This server has one model, and its name is {served!r}."
+    example = {"model": "gpt-9", "served": "SmolLM2-135M-Instruct"}
+
+
+class RouteNotFound(RequestError):
+    """There is no such route, or not with this method."""
+
+    method: str
+    path: str
+    template = "There is no {method} {path} here."
+    remedy = "The routes are listed in /openapi.json."
+    example = {"method": "GET", "path": "/v1/embeddings"}
+
+
+class KeyRefused(RequestError):
+    """The server asks for a key, and the request has none, or another one."""
+
+    reason: str
+    template = "The request was refused: {reason}."
+    remedy = "Send the key that the server was started with: Authorization: Bearer KEY."
+    example = {"reason": "it has no key"}
+
+
+class RequestTooLarge(RequestError):
+    """The body of a request is larger than the server reads."""
+
+    limit_bytes: int
+    template = "The body of the request is larger than {limit_bytes:size}, which is all that the server reads."
+    remedy = "Send less; who runs the server can raise --max-request-size."
+    example = {"limit_bytes": 2**20}
+
+
+class HeadersTooLarge(RequestError):
+    """The headers of a request are larger than the server reads."""
+
+    limit_bytes: int
+    template = "The headers of the request are larger than {limit_bytes:size}, which is all that the server reads."
+    remedy = "Send fewer headers, or shorter ones."
+    example = {"limit_bytes": 2**14}
+
+
+class QueueFull(RequestError):
+    """So many requests wait already that another one would wait for too long."""
+
+    waiting: int
+    limit: int
+    retry_after_s: int
+    template = "{waiting} requests wait already, and at most {limit} may."
+    remedy = "Try again in {retry_after_s} seconds; who runs the server can raise --max-waiting."
+    example = {"waiting": 256, "limit": 256, "retry_after_s": 20}
+
+
+class NotReady(RequestError):
+    """The server is up and cannot answer: it loads, it stops, or it has lost its disk."""
+
+    reason: str
+    template = "The server cannot answer now: {reason}."
+    remedy = "Ask /ready, which turns green when it can."
+    example = {"reason": "the model is being loaded"}
+
+
+class GenerationFailed(HeadraceError):
+    """A pass of the server failed for a reason that nobody foresaw: its requests are lost, the next pass runs."""
+
+    reason: str
+    template = "The pass that this request was part of failed: {reason}."
+    remedy = "Send it again. If it fails again, this is a fault of Headrace: please report it with the server's log."
+    example = {"reason": "RuntimeError"}
     exit_code = 1

@@ -159,6 +159,88 @@ def run(
     return command.run(options, offload.config())
 
 
+@app.command(cls=FlagsCommand, short_help="Serve a model over HTTP, as OpenAI's API.")
+@with_offload_flags
+def serve(
+    offload: OffloadFlags,
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A directory with safetensors, a .gguf file, or a hub id (org/name)."),
+    ],
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Budget of the whole process, like 3GiB; default: 90 % of what is free."),
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen there; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="0 takes any port that is free.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", envvar="HEADRACE_API_KEY", help="Refuse requests without this key."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What requests call the model; default: the last part of MODEL.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Tokens of a request, prompt and answer; default: 2048, or what the model allows."
+        ),
+    ] = None,
+    max_num_seqs: Annotated[
+        int, typer.Option(metavar="N", help="Requests that share a pass; the KV cache has room for all of them.")
+    ] = 16,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens of one pass, prompts included.")
+    ] = 1024,
+    block_size: Annotated[int, typer.Option(metavar="N", help="Tokens of one block of the KV cache.")] = 16,
+    num_gpu_blocks_override: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Blocks of the KV cache, if not room for all requests: then they wait."),
+    ] = None,
+    kv_offload_gb: Annotated[
+        float, typer.Option("--kv-offload-gb", metavar="GIB", help="Host memory for KV cache; needs an accelerator.")
+    ] = 0.0,
+    max_waiting: Annotated[
+        int, typer.Option(metavar="N", help="Requests that may wait; any more are told to come back later.")
+    ] = 256,
+    max_request_size: Annotated[str, typer.Option(metavar="SIZE", help="The largest request body.")] = "1MiB",
+    drain_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time for running requests after the first signal to stop.")
+    ] = 30.0,
+    enable_log_requests: Annotated[
+        bool, typer.Option("--enable-log-requests", help="Log what requests say, which is never done otherwise.")
+    ] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")
+    ] = False,
+) -> int:
+    """Serve a model that need not fit into memory. Requests that run at once share each pass over its weights."""
+    from headrace.cli.serve import serve as command
+    from headrace.server.options import ServeOptions
+
+    options = ServeOptions(
+        model=model,
+        memory=memory,
+        host=host,
+        port=port,
+        api_key=api_key,
+        served_model_name=served_model_name,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        num_gpu_blocks_override=num_gpu_blocks_override,
+        kv_offload_gb=kv_offload_gb,
+        max_waiting=max_waiting,
+        max_request_size=max_request_size,
+        drain_timeout=drain_timeout,
+        enable_log_requests=enable_log_requests,
+        trust_remote_code=trust_remote_code,
+    )
+    options.check()
+    return command(options, offload.config())
+
+
 @app.command(short_help="See a real model answer in half its memory.")
 def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,

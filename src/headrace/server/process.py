@@ -1,0 +1,130 @@
+"""The server's life: bind, load, serve, drain, end. Knows signals and sockets, no model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from headrace.errors import AddressNotUsable
+from headrace.server.access import Serving
+from headrace.server.app import build
+from headrace.server.limits import MAX_HEADER_BYTES
+from headrace.server.options import ServeOptions
+from headrace.server.service import Service
+from headrace.server.telemetry import ServiceCollector
+
+log = logging.getLogger("headrace.server")
+
+MAX_CONNECTIONS = 1024
+
+
+def bind(options: ServeOptions) -> socket.socket:
+    """A listening socket, before anything is loaded. Raises: AddressNotUsable."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a killed server's port is free at once
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise AddressNotUsable(host=options.host, port=options.port, reason=reason) from None
+    return listener
+
+
+class Server(uvicorn.Server):
+    """uvicorn, of which the first signal drains and the second one stops, whichever signals they are."""
+
+    def __init__(self, config: uvicorn.Config, state: Serving) -> None:
+        super().__init__(config)
+        self._state = state
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            log.warning("stopping at once")
+        else:
+            log.warning("draining; a second signal stops at once")
+        self._state.stopping = True
+        self.should_exit = True
+
+
+def configuration(app: FastAPI, options: ServeOptions) -> uvicorn.Config:
+    """How uvicorn serves `app`."""
+    logging.getLogger("uvicorn.access").disabled = True  # it writes addresses with what is asked for in them
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        server_header=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=max(1, round(options.drain_timeout)),
+    )
+
+
+def run(
+    options: ServeOptions,
+    load: Callable[[], Service],
+    listener: socket.socket,
+    on_ready: Callable[[Service], None] = lambda service: None,
+) -> None:
+    """Serve until a signal; requests that run get the drain timeout to end. Raises what `load` raises."""
+    state = Serving()
+    failure: list[BaseException] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # /health answers while the model loads, which can take minutes.
+        loading = asyncio.create_task(_load(state, load, on_ready))
+        loading.add_done_callback(lambda task: _end_if_failed(task, server, failure))
+        yield
+        with contextlib.suppress(BaseException):
+            await loading
+        await asyncio.to_thread(_close, state)
+
+    server = Server(configuration(build(options, state, lifespan), options), state)
+    with listener:
+        try:
+            server.run(sockets=[listener])
+        except KeyboardInterrupt:
+            pass  # uvicorn raises the signal again once everything has ended
+        finally:
+            _close(state)
+    if failure:
+        raise failure[0]
+
+
+async def _load(state: Serving, load: Callable[[], Service], on_ready: Callable[[Service], None]) -> None:
+    service = await asyncio.to_thread(load)
+    service.telemetry.registry.register(ServiceCollector(service))
+    state.service = service
+    on_ready(service)
+
+
+def _end_if_failed(task: asyncio.Task[None], server: Server, failure: list[BaseException]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        failure.append(error)
+        server.should_exit = True
+
+
+def _close(state: Serving) -> None:
+    state.stopping = True
+    if state.service is not None:
+        state.service.close()
+
+
+def ignore_second_signal() -> None:
+    """Once everything has ended, a late signal has nothing left to interrupt."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
