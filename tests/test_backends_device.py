@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,10 @@ class Layer(nn.Module):
         counts = torch.randint(-4, 5, (3,), generator=generator, dtype=torch.int8)
         self.counts = nn.Parameter(counts, requires_grad=False)
         self.fails = False
+        self.inside: Callable[[], None] = lambda: None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.inside()
         hidden = torch.sin(hidden + self.weight.sum(0)) + self.offset
         if self.fails:
             self.fails = False
@@ -141,6 +143,24 @@ def test_two_threads_on_streams_of_their_own(seed: int) -> None:
                     made.check(rows)
 
         in_threads(run, run)
+        made.check()
+    device.check()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_block_that_runs_within_itself_on_another_stream(seed: int) -> None:
+    """Its slot is refilled only after both runs."""
+    device = SimulatedAccelerator(seed)
+    with device, torch.inference_mode(), offloaded(device, 5, groups()) as made:
+        layer, other = made.module.layers[2], device.new_stream()
+
+        def again() -> None:
+            layer.inside = lambda: None
+            with device.stream(other):
+                layer(hidden())
+
+        layer.inside = again
+        made.check()
         made.check()
     device.check()
 
