@@ -286,6 +286,18 @@ def test_a_captured_graph_replays_what_eager_computes(count: int, step: int, see
     device.check()
 
 
+def test_a_graph_of_a_pass_that_ends_early_waits_for_what_was_brought_ahead() -> None:
+    device = SimulatedAccelerator()
+    with device, torch.inference_mode(), offloaded(device, 5, groups(step=2)) as made:
+        given = hidden()
+        with device.capture() as graph:
+            output = made.module(given, [0, 1])
+        graph.replay()
+        device.wait_idle()
+        assert torch.equal(output, made.resident(hidden(), [0, 1]))
+    device.check()
+
+
 def test_a_graph_of_what_is_on_disk_is_refused() -> None:
     device = SimulatedAccelerator()
     with device, torch.inference_mode(), offloaded(device, 5, groups(), host_memory=1) as made:
