@@ -69,6 +69,8 @@ def test_the_page_names_only_what_it_is_told(live: Live) -> None:
 def test_each_error_has_its_page(live: Live) -> None:
     with live.client() as client:
         for kind in concrete_errors():
+            if kind.__module__ != "headrace.errors":
+                continue  # other tests plant faulty ones
             page = client.get(f"/errors/{kind.error_id()}")
             assert page.status_code == 200
             assert f"<h1>{kind.__name__}</h1>" in page.text

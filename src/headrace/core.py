@@ -108,6 +108,8 @@ class ModelShape:
     kv_window_tokens: int = 0
     element_bytes: int = 2
     """Of one number in the dtype that the model runs in."""
+    score_bytes: int = 0
+    """Of one pair of positions over all heads, where attention keeps its scores; 0 where a fused kernel does not."""
 
     @property
     def weight_bytes(self) -> int:

@@ -214,13 +214,15 @@ def _room(here: Machine) -> int:
 
 def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtype, device: Device | None) -> Machine:
     name = str(dtype).removeprefix("torch.")
+    weights_per_s = machine.measure_compute_bytes_per_s(name)  # first: its memory must not be the process's peak
+    operations_per_s = machine.measure_operations_per_s(name)
     per_layer_s, per_pass_s = model.measure_overhead_s()
     return Machine(
         memory_bytes=machine.available_bytes(),
         cores=machine.cores(),
         disk=Link(Tier.DISK, Tier.DEVICE, measure_bytes_per_s(reader, checkpoint.files)),
-        compute_bytes_per_s=machine.measure_compute_bytes_per_s(name),
-        compute_operations_per_s=machine.measure_operations_per_s(name),
+        compute_bytes_per_s=weights_per_s,
+        compute_operations_per_s=operations_per_s,
         layer_overhead_s=per_layer_s,
         pass_overhead_s=per_pass_s,
         accelerator=None if device is None else measure(device),

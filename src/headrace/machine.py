@@ -115,7 +115,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def measure_compute_bytes_per_s(dtype: str = "bfloat16", nbytes: int = 64 * 2**20) -> float:
+def measure_compute_bytes_per_s(dtype: str = "bfloat16", nbytes: int = 48 * 2**20) -> float:
     """Weight bytes per second of a matrix-vector product, as decoding one token does it: the median of five.
 
     Costs `nbytes` of memory for some milliseconds. `dtype` is torch's name.

@@ -370,6 +370,7 @@ def _shape(model: Any, blocks: Blocks, config: Any, dtype: torch.dtype) -> Model
         kv_window_bytes_per_token=cache.window_bytes_per_token,
         kv_window_tokens=cache.window_tokens,
         element_bytes=element,
+        score_bytes=running.score_bytes(text, element),
     )
 
 

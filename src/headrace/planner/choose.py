@@ -274,6 +274,9 @@ def _assemble(
         kv_bytes=costs.kv_bytes(shape, demand),
         working_bytes=costs.working_bytes(shape, demand),
     )
+    if backend == "resident" and not demand.has_accelerator:
+        kept = costs.kept_bytes(demand, memory.total_bytes)
+        memory = dataclasses.replace(memory, working_bytes=memory.working_bytes + kept)
     made = Plan(
         backend=backend,
         choices=(),

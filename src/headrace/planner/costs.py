@@ -9,6 +9,9 @@ from headrace.core import Bound, Machine, ModelShape
 MARGIN_BYTES = 24 * 2**20
 """Kernels' scratch, allocator slack and code loaded on first use; the probes have loaded most of it (docs/log.md)."""
 
+KEPT_BYTES = 32 * 2**20
+"""Measured where everything is resident (docs/log.md)."""
+
 EXPERT_BYTES, EXPERT_BYTES_PER_TOKEN, MOST_EXPERT_BYTES = 64 * 2**20, 2**17, 192 * 2**20
 """What a prefill through routed experts leaves behind on the processor: kernels for each number of rows that an expert
 gets, and holes between pieces of the cache. Measured on one shape (docs/log.md)."""
@@ -61,10 +64,21 @@ def kv_bytes(shape: ModelShape, demand: Demand) -> int:
 
 def working_bytes(shape: ModelShape, demand: Demand) -> int:
     """Activations of the prefill, logits, and the margin."""
-    prefill = shape.activation_bytes_per_token * demand.prefill_tokens * demand.batch
+    prefill = _activation_bytes(shape, demand)
     head = shape.head_bytes if demand.batch > 1 or shape.head_always_copied else 0
     experts = _expert_bytes(shape, demand.prefill_tokens * demand.batch)
     return prefill + head + experts + shape.logits_bytes * demand.batch + demand.margin_bytes
+
+
+def _activation_bytes(shape: ModelShape, demand: Demand) -> int:
+    """The larger of what is live in the MLP and in attention, where about a third as much is, beside the scores."""
+    in_mlp = shape.activation_bytes_per_token * demand.prefill_tokens * demand.batch
+    return max(in_mlp, in_mlp // 3 + shape.score_bytes * demand.prefill_tokens**2 * demand.batch)
+
+
+def kept_bytes(demand: Demand, total_bytes: int) -> int:
+    """What the C library keeps of freed memory where memory is not scarce, and it is told not to give it back."""
+    return 0 if demand.memory_bytes is None else max(0, min(KEPT_BYTES, demand.memory_bytes - total_bytes))
 
 
 def _expert_bytes(shape: ModelShape, tokens: int) -> int:

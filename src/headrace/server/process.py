@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from types import FrameType
@@ -122,9 +121,3 @@ def _close(state: Serving) -> None:
     state.stopping = True
     if state.service is not None:
         state.service.close()
-
-
-def ignore_second_signal() -> None:
-    """Once everything has ended, a late signal has nothing left to interrupt."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)

@@ -85,6 +85,17 @@ def activation_bytes_per_token(text: Fields, element_bytes: int) -> int:
     return element_bytes * (4 * hidden + 3 * inner) + 2 * hidden
 
 
+_KEEPS_SCORES = ("gemma2", "gpt_oss", "bloom")
+"""Families that transformers runs without a fused kernel for attention."""
+
+
+def score_bytes(text: Fields, element_bytes: int) -> int:
+    """Of one pair of positions: scores and their exponentials in the model's dtype, and a copy in float32."""
+    if text.model_type not in _KEEPS_SCORES:
+        return 0
+    return text.count("num_attention_heads", "n_head", default=1) * (2 * element_bytes + 4)
+
+
 def logits_bytes(text: Fields, element_bytes: int) -> int:
     """Of one position: scores in the model's dtype, in float32, and sorted copies with their indices while sampling."""
     return text.optional("vocab_size") * (element_bytes + 4 * 4 + 8)

@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from headrace.core import BlockKind, BlockShape, ModelShape, ParamShape
 from headrace.sizing.fields import Fields
 from headrace.sizing.outline import ELEMENT_BYTES, Outline, Tensor
-from headrace.sizing.running import activation_bytes_per_token, cache_shape, expert_share, logits_bytes
+from headrace.sizing.running import (
+    activation_bytes_per_token,
+    cache_shape,
+    expert_share,
+    logits_bytes,
+    score_bytes,
+)
 
 _NUMBERED = re.compile(r"^(?P<stack>.*?)\.(?P<index>\d+)\.")
 
@@ -36,6 +42,7 @@ def model_shape(outline: Outline, fields: Fields, dtype: str, stuck: frozenset[s
         kv_window_bytes_per_token=cache.window_bytes_per_token,
         kv_window_tokens=cache.window_tokens,
         element_bytes=element_bytes,
+        score_bytes=score_bytes(text, element_bytes),
     )
 
 
