@@ -165,6 +165,30 @@ def test_a_block_that_runs_within_itself_on_another_stream(seed: int) -> None:
     device.check()
 
 
+@pytest.mark.parametrize("host_bytes", [None, 1])
+@pytest.mark.parametrize("seed", range(5))
+def test_blocks_nested_deeper_than_there_are_slots(seed: int, host_bytes: int | None) -> None:
+    """The innermost gets a slot of its own, and gives it back only when nothing uses it any more."""
+    device = SimulatedAccelerator(seed, policy="late")
+    config = groups()
+    with device, torch.inference_mode(), offloaded(device, 5, config, host_memory=host_bytes) as made:
+        for stack in (made.module, made.resident):
+            stack.results = []
+            for outer, inner in ((0, 3), (3, 1)):
+
+                def call(stack: Any = stack, inner: int = inner) -> None:
+                    stack.results.append(stack.layers[inner](hidden()))
+
+                stack.layers[outer].inside = call
+        made.check()
+        made.check()
+        assert made.handle.report().counters.overflow_slots == 2  # once per pass: 0 calls 3, which calls 1
+        assert all(torch.equal(*pair) for pair in zip(made.module.results, made.resident.results, strict=True))
+        for index in (0, 3):
+            made.module.layers[index].inside = lambda: None
+    device.check()
+
+
 def test_memory_is_exactly_what_was_asked_for() -> None:
     device = SimulatedAccelerator()
     with device, offloaded(device, 8, groups(2)) as made:
