@@ -11,9 +11,9 @@ from rich.console import Console
 
 from headrace.cli import show
 from headrace.core import Bound, Choice, MemoryPlan, Plan
-from headrace.reports import Report
 from headrace.generate import Answer
 from headrace.metrics import Counters
+from headrace.reports import Report
 
 MIB = 2**20
 
@@ -45,6 +45,7 @@ def report(**changes: Any) -> Report:
         "looked_up_bytes": 0,
         "ring_bytes": 10 * MIB,
         "staging_bytes": 16 * MIB,
+        "host_bytes": 0,
         "buffer_bytes": 0,
         "net_saving_bytes": 128 * MIB,
         "peak_memory_bytes": 540 * MIB,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from torch import nn
 from headrace import live, machine
 from headrace.backends import backend_class
 from headrace.backends.base import Backend
-from headrace.backends.guard import guard, is_guarded, put_away, unguard
+from headrace.backends.guard import guard, is_guarded, put_away
 from headrace.backends.packing import Packing
 from headrace.backends.prefetch import PrefetchBackend
 from headrace.backends.rings import DeviceRing
@@ -39,7 +40,7 @@ from headrace.core import (
     align_up,
 )
 from headrace.cuts import spread
-from headrace.errors import BudgetTooSmall, CannotOffload, ModuleBudgetTooSmall, NothingOffloaded
+from headrace.errors import BudgetTooSmall, CannotOffload, ModuleBudgetTooSmall, NothingOffloaded, StillRunning
 from headrace.metrics import Metrics, Statistics
 from headrace.planner import Demand, plan
 from headrace.reports import Report
@@ -67,14 +68,15 @@ class Handle:
         self._moved = opened.moved
         self._stayed = opened.stayed
         self._backing = opened.backing
+        self._unguard = opened.unguard
         self._memory_bytes = memory_bytes
         self._closed = False
 
     def report(self) -> Report:
         """What was asked for and what was done, in bytes: by category, tied weights counted once."""
         buffers = sum(buffer.numel() * buffer.element_size() for buffer in self.module.buffers())
-        offloaded = 0 if self._closed else sum(item.weight.nbytes for item in self._moved)
-        stayed = sum(item.weight.nbytes for item in [*self._stayed, *(self._moved if self._closed else ())])
+        offloaded = 0 if self._closed else sum(item.nbytes for item in self._moved)
+        stayed = sum(item.nbytes for item in [*self._stayed, *(self._moved if self._closed else ())])
         ring = 0 if self._closed else self._backend.allocated_bytes
         return Report(
             backend=self.plan.backend,
@@ -105,20 +107,33 @@ class Handle:
         with self._backend.exclusive():
             if self._closed:
                 return
-            if self._backend.running:
-                raise CannotOffload(
-                    reason="close() was called while one of its blocks runs",
-                    suggestion="Close it after the pass.",
-                )
+            self._check_idle("close()")
             restored = [(item, self._backing.bring_back(item.weight)) for item in self._moved]
             self._closed = True
             self._backend.close()
             self._backend.detach()
-            unguard(self.module)
+            self._unguard()
             for item, memory in restored:
                 item.restore(memory.to(item.device))
             _return_residents(self.module, self._stayed, self._backing.device)
         self._backing.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the module's own gives, with the offloaded weights read back into memory, for saving.
+
+        Raises: ReadError, StillRunning.
+        """
+        with self._backend.exclusive(), contextlib.ExitStack() as lent:
+            if not self._closed:
+                self._check_idle("state_dict()")
+                for item in self._moved:
+                    lent.enter_context(item.lent(self._backing.bring_back(item.weight)))
+            made: dict[str, Any] = self.module.state_dict()
+            return made
+
+    def _check_idle(self, action: str) -> None:
+        if self._backend.running:
+            raise StillRunning(action=action)
 
     def __enter__(self) -> Handle:
         return self
@@ -150,7 +165,7 @@ def offload(
 
     Raises: UserError (CannotOffload, NothingOffloaded, ModuleBudgetTooSmall, InvalidSize), SpillFailed.
     """
-    if is_guarded(module) or any(is_guarded(child) for child in module.modules()):
+    if any(is_guarded(child) for child in module.modules()):
         raise CannotOffload(
             reason="it, or a part of it, is offloaded already",
             suggestion="Close that first, or pass all settings in one call.",
@@ -211,10 +226,12 @@ def _plan(
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
     shape = ModelShape(
         blocks=tuple(
-            BlockShape(block.name, tuple(ParamShape(weight.name, weight.nbytes) for weight in block.weights))
+            BlockShape(
+                block.name, tuple(ParamShape(weight.name, weight.nbytes) for weight in block.weights), block.kind
+            )
             for block in blocks
         ),
-        fixed_bytes=buffers + sum(item.weight.nbytes for item in found if item.weight not in in_blocks),
+        fixed_bytes=buffers + sum(item.nbytes for item in found if item.weight not in in_blocks),
         kv_bytes_per_token=0,
         activation_bytes_per_token=0,
         head_bytes=0,
@@ -223,7 +240,9 @@ def _plan(
     )
     if memory_bytes is None and device is not None and config.resolved_backend == "auto":
         memory_bytes = int(device.free_bytes * DEVICE_SHARE)
-    demand = Demand(memory_bytes, 0, staging.nbytes if device is None else 0, context_tokens=0, prefill_tokens=0)
+    all_fits = memory_bytes is not None and shape.weight_bytes <= memory_bytes and config.resolved_backend == "auto"
+    staging_bytes = 0 if device is not None or all_fits else staging.nbytes
+    demand = Demand(memory_bytes, 0, staging_bytes, context_tokens=0, prefill_tokens=0)
     try:
         return plan(shape, _unmeasured(), demand, config)
     except BudgetTooSmall as error:
@@ -253,6 +272,7 @@ class _Opened:
     backing: Backing
     moved: list[live.Live]
     stayed: list[live.Live]
+    unguard: Callable[[], None]
 
 
 class _Opening:
@@ -289,17 +309,19 @@ class _Opening:
             weights = self._put_away(self._on_disk(host_bytes), pin_memory=pin_memory)
             if self.device is not None:
                 to_device(self.module, self.stayed, self.device.torch_device)
+            made = self._measured()
+            self.metrics.reset()  # the measurement is not the user's
             backend = self._backend(weights)
             undo.callback(backend.close)
+            undo.callback(backend.detach)
             backend.attach(self.module)
+            unguard: Callable[[], None] = contextlib.ExitStack().close
             if self.moved:
                 put_away((weight for some in weights.values() for weight in some), self.compute_device)
-                guard(self.module)
+                unguard = guard(self.module)
             undo.pop_all()
-        weakref.finalize(self.module, self.backing.close)
-        self.metrics.reset()
-        made = self._measured()
-        return _Opened(self.module, made, backend, self.metrics, self.backing, self.moved, self.stayed)
+        weakref.finalize(self.module, self.backing.held.close)
+        return _Opened(self.module, made, backend, self.metrics, self.backing, self.moved, self.stayed, unguard)
 
     def _on_disk(self, host_bytes: int | None) -> set[Block]:
         """The blocks that host memory has no room for, spread over the pass."""
@@ -320,12 +342,10 @@ class _Opening:
         weights = {}
         for block, items in self.moving.items():
             weights[block] = self.backing.put(block, items, on_disk=block in on_disk)
+            self.moved += items
             for item in items:  # block by block: the module is never in memory twice
-                for form in item.weight.forms:
-                    for site in form.sites:
-                        site.bind(form.meta)
-                self.moved.append(item)
                 item.release()
+        self.backing.flush()
         return weights
 
     def _backend(self, weights: dict[Block, list[Weight]]) -> Backend:

@@ -16,8 +16,8 @@ from headrace.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from headrace.core import Plan
-    from headrace.reports import Report
     from headrace.generate import Answer
+    from headrace.reports import Report
 
 
 WIDEST = 110
