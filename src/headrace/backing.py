@@ -134,6 +134,14 @@ class Backing:
     def staging_bytes(self) -> int:
         return self.reader.staging_bytes if self.reader is not None else 0
 
+    def in_host(self, weight: Weight) -> bool:
+        """Whether it is in host memory; else it is in the file."""
+        return weight in self._in_host
+
+    @property
+    def host_bytes(self) -> int:
+        return self._arena.nbytes if self._arena is not None else 0
+
     @property
     def paths(self) -> dict[str, Path]:
         return {SPILL: self._spill.path} if self._spill is not None else {}

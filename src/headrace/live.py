@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from headrace.blocks import Block, Form, Site, Weight, named_sites, span_bytes, tensor_view
+from headrace.blocks import Block, Form, Site, Weight, named_sites, span_bytes
 from headrace.core import TENSOR_ALIGNMENT, BlockKind
 from headrace.errors import CannotOffload
 
@@ -52,7 +52,8 @@ class Live:
             for site in form.sites:
                 site.bind(form.meta)
         for original in self.originals.values():
-            original.data = torch.empty(0, dtype=original.dtype, device=original.device)
+            with torch.inference_mode(original.is_inference()):  # it stays what it is
+                original.data = torch.empty(0, dtype=original.dtype, device=original.device)
 
     @contextlib.contextmanager
     def lent(self, memory: torch.Tensor) -> Iterator[None]:
@@ -77,9 +78,19 @@ class Live:
         self.bytes = memory
         for form in self.weight.forms:
             for site in form.sites:
-                self.originals[site].data = tensor_view(memory, form.offset, form.meta)
+                original = self.originals[site]
+                with torch.inference_mode(original.is_inference()):
+                    original.data = _view(memory, form)
+                original.requires_grad = form.meta.requires_grad  # as the user has it by now
                 if site.module._parameters.get(site.attribute) is form.meta:
                     site.bind(self.originals[site])
+
+
+def _view(memory: torch.Tensor, form: Form) -> torch.Tensor:
+    """What `form` sees of `memory`: a tensor of its own, for a view would be of inference mode as `memory` is."""
+    offset = (memory.storage_offset() + form.offset) // form.meta.itemsize
+    view = torch.empty(0, dtype=form.meta.dtype, device=memory.device)
+    return view.set_(memory.untyped_storage(), offset, form.meta.shape, form.meta.stride())
 
 
 def lives(root: nn.Module) -> list[Live]:
@@ -200,7 +211,13 @@ def _joined(group: Sequence[Held]) -> Live:
     sites_of: dict[tuple[object, ...], list[Site]] = {}
     for parameter, sites in group:
         assert isinstance(parameter, nn.Parameter)
-        key = (parameter.data_ptr() - begin, parameter.dtype, tuple(parameter.shape), parameter.stride())
+        key = (
+            parameter.data_ptr() - begin,
+            parameter.dtype,
+            tuple(parameter.shape),
+            parameter.stride(),
+            parameter.requires_grad,
+        )
         sites_of.setdefault(key, []).extend(sites)
         originals |= dict.fromkeys(sites, parameter)
     forms = [_form(tuple(sites), originals[sites[0]], begin) for sites in sites_of.values()]

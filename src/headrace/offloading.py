@@ -43,7 +43,7 @@ from headrace.cuts import spread
 from headrace.errors import BudgetTooSmall, CannotOffload, ModuleBudgetTooSmall, NothingOffloaded, StillRunning
 from headrace.metrics import Metrics, Statistics
 from headrace.planner import Demand, plan
-from headrace.reports import Report
+from headrace.reports import Category, Report
 from headrace.store import layout
 
 DEVICE_SHARE = 0.9
@@ -93,12 +93,28 @@ class Handle:
             counters=self._metrics.counters(),
             plan=self.plan,
             fallbacks=self._backing.all_fallbacks(),
+            categories=() if self._closed else self._categories(stayed + buffers, buffers),
+        )
+
+    def _categories(self, resident_bytes: int, buffer_bytes: int) -> tuple[Category, ...]:
+        memory, backing = self.plan.memory, self._backing
+        in_host = sum(item.nbytes for item in self._moved if backing.in_host(item.weight))
+        on_disk = sum(item.nbytes for item in self._moved) - in_host
+        ring = self._backend.allocated_bytes
+        return (
+            Category("resident", memory.resident_bytes, resident_bytes, resident_bytes),
+            Category("buffers", buffer_bytes, buffer_bytes, buffer_bytes),
+            Category("host", self.plan.offloaded_bytes - on_disk, in_host, backing.host_bytes),
+            Category("disk", self.plan.offloaded_bytes - in_host, on_disk, backing.disk_bytes),
+            Category("ring", memory.ring_bytes, ring, ring),
+            Category("staging", memory.staging_bytes, backing.staging_bytes, backing.staging_bytes),
         )
 
     def statistics(self) -> Statistics:
         """What has moved since the module was offloaded, how much of it was hidden behind computing, what missed."""
         return self._metrics.statistics()
 
+    @torch.inference_mode(False)  # what is made in it could not be used outside
     def close(self) -> None:
         """Give the module its weights back, in memory, where they were. Idempotent.
 
@@ -118,6 +134,7 @@ class Handle:
             _return_residents(self.module, self._stayed, self._backing.device)
         self._backing.close()
 
+    @torch.inference_mode(False)
     def state_dict(self) -> dict[str, Any]:
         """What the module's own gives, with the offloaded weights read back into memory, for saving.
 
@@ -142,6 +159,7 @@ class Handle:
         self.close()
 
 
+@torch.inference_mode(False)
 def offload(
     module: nn.Module,
     config: OffloadConfig | None = None,

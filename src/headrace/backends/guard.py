@@ -37,7 +37,13 @@ _HARMLESS = {
         *("requires_grad_", "get_device"),
     )
 }
-_HARMLESS |= {torch.is_floating_point, torch.is_complex, torch.numel, _TENSOR.requires_grad.__set__}  # type: ignore[attr-defined]
+_HARMLESS |= {
+    torch._has_compatible_shallow_copy_type,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+    _TENSOR.requires_grad.__set__,
+}  # type: ignore[attr-defined]
 
 
 class Away(nn.Parameter):
