@@ -35,6 +35,8 @@ class Lent(nn.Parameter):
     """A parameter over memory that holds something else afterwards. Whatever is written to it counts in its version."""
 
     weight_name: str
+    plain: torch.Tensor
+    """The same memory with the same version counter, which torch tells twice as fast of a plain tensor."""
 
     @property
     def data(self) -> torch.Tensor:
@@ -47,7 +49,7 @@ class Lent(nn.Parameter):
 
 def _lend(data: torch.Tensor, name: str) -> Lent:
     lent = Lent(data, requires_grad=False)
-    lent.weight_name = name
+    lent.weight_name, lent.plain = name, data
     return lent
 
 
