@@ -230,6 +230,18 @@ def test_a_scripted_module_is_refused() -> None:
         offload(scripted, ALL)
 
 
+def test_layers_that_share_modules_and_a_layer_that_is_there_twice(opened: Any) -> None:
+    module = stack(5)
+    module.layers[2].up = module.layers[0].up
+    module.layers[3].down.weight = module.layers[1].down.weight
+    module.layers[4] = module.layers[3]
+    resident = twin(module)
+    handle = opened(module, groups(1))
+    for _ in range(2):
+        assert same(module(X), resident(X))
+    assert proves(handle)
+
+
 def test_what_is_offloaded_is_not_offloaded_again(opened: Any) -> None:
     module = stack()
     opened(module)

@@ -204,7 +204,7 @@ def _joined(group: Sequence[Held]) -> Live:
     storage = first.untyped_storage()
     # Of an empty tensor torch does not tell where it begins.
     begin = min(parameter.data_ptr() or storage.data_ptr() for parameter, _ in group)
-    end = max(parameter.data_ptr() + span_bytes(parameter) for parameter, _ in group)
+    end = max([begin, *(parameter.data_ptr() + span_bytes(parameter) for parameter, _ in group)])
     # From an aligned place on, so that every form keeps its alignment; but not from before the storage.
     begin = max(storage.data_ptr(), begin // TENSOR_ALIGNMENT * TENSOR_ALIGNMENT) if end > begin else begin
     originals: dict[Site, nn.Parameter] = {}
@@ -246,8 +246,11 @@ def cut(root: nn.Module, blocks: str | Sequence[str | nn.Module] | None, found: 
     named = _found(root) if blocks is None else _named(root, [blocks] if isinstance(blocks, str) else blocks)
     claimed: set[Weight] = set()
     made = []
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(path)
     for name, module, kind in named:
-        inside = set(module.modules())
+        inside = {child for child in module.modules() if _always_under(paths[child], paths[module])}
         own = []
         for live in found:
             sites = (site for form in live.weight.forms for site in form.sites)
@@ -262,6 +265,13 @@ def cut(root: nn.Module, blocks: str | Sequence[str | nn.Module] | None, found: 
             suggestion="Name other blocks (blocks=): modules that run one after the other and hold the weights.",
         )
     return made
+
+
+def _always_under(paths: Sequence[str], of_block: Sequence[str]) -> bool:
+    """Whether a module at these paths is never reached but through the block: it may be part of others as well."""
+    if len(paths) == 1:
+        return True
+    return all(any(not own or path == own or path.startswith(f"{own}.") for own in of_block) for path in paths)
 
 
 def _found(root: nn.Module) -> list[Named]:

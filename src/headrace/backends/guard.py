@@ -37,13 +37,8 @@ _HARMLESS = {
         *("requires_grad_", "get_device"),
     )
 }
-_HARMLESS |= {
-    torch._has_compatible_shallow_copy_type,
-    torch.is_floating_point,
-    torch.is_complex,
-    torch.numel,
-    _TENSOR.requires_grad.__set__,
-}  # type: ignore[attr-defined]
+_HARMLESS |= {torch._has_compatible_shallow_copy_type, torch.is_floating_point, torch.is_complex, torch.numel}
+_HARMLESS |= {_TENSOR.requires_grad.__set__}  # type: ignore[attr-defined]
 
 
 class Away(nn.Parameter):
@@ -60,10 +55,9 @@ class Away(nn.Parameter):
             return args[0]
         if func == _SET_DATA and args[0] is args[1]:
             return None
-        if func == _TENSOR.to:
+        if func == _TENSOR.to and not (kwargs or {}).get("copy", False):
             device, dtype, _, memory_format = torch._C._nn._parse_to(*args[1:], **(kwargs or {}))
-            copies = (kwargs or {}).get("copy", False)
-            if memory_format is None and not copies and not _would_move(args[0], device, dtype):
+            if memory_format is None and not _would_move(args[0], device, dtype):
                 return args[0]
         if func not in _HARMLESS:
             names = [leaf.weight_name for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Away)]
