@@ -50,7 +50,7 @@ TIES: dict[str, tuple[Callable[[], nn.Module], list[list[list[str]]]]] = {
     "one inside of the other": (lambda: module(a=FLAT, b=FLAT[3:5], c=FLAT[60:]), [[["a"], ["b"], ["c"]]]),
     "another dtype": (lambda: module(a=FLAT, b=FLAT.view(torch.int32), c=FLAT.view(torch.uint8)[4:8]),
                       [[["a"], ["b"], ["c"]]]),
-    "rows of one column each": (lambda: module(a=FLAT.view(8, 8)[:, ::2], b=FLAT.view(8, 8)[:, 1::2]), [[["a"], ["b"]]]),
+    "columns in turn": (lambda: module(a=FLAT.view(8, 8)[:, ::2], b=FLAT.view(8, 8)[:, 1::2]), [[["a"], ["b"]]]),
     "nothing in common": (lambda: module(a=random(3), b=random(3)), [[["a"]], [["b"]]]),
     "of no size": (lambda: module(a=FLAT[:0], b=FLAT, c=FLAT[10:10], d=torch.empty(0, 3)),
                    [[["a"]], [["b"]], [["c"]], [["d"]]]),
@@ -201,6 +201,14 @@ def test_weights_of_two_blocks_stay() -> None:
     assert owned["layers.0"] == ["layers.0.down.bias"]
     assert owned["layers.1"] == ["layers.1.up.weight", "layers.1.up.bias", "layers.1.down.bias"]
     assert owned["layers.2"] == ["layers.2.down.weight", "layers.2.down.bias"]
+
+
+def test_a_block_of_which_nothing_can_move_counts_all_the_same() -> None:
+    """Else the group rules would count other layers than the module has."""
+    root = Stack(3)
+    root.up, root.down = root.layers[0].up, root.layers[0].down
+    owned = {block.name: len(block.weights) for block in cut(root, "layers", lives(root))}
+    assert owned == {"layers.0": 0, "layers.1": 4, "layers.2": 4}
 
 
 def test_a_module_in_two_places_belongs_to_neither_but_a_repeated_block_is_one() -> None:

@@ -577,6 +577,20 @@ def test_reading_from_inside_is_allowed(opened: Any) -> None:
     assert same(seen[0], (resident.layers[1].up.weight.data, resident.layers[1].up.weight.data))
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_encoder_that_asks_its_first_layer_which_way_to_go(opened: Any, padded: bool) -> None:
+    """torch's TransformerEncoder takes nested tensors for what is padded, if that layer's weights are plain."""
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True)
+    module = randomized(nn.TransformerEncoder(layer, 3))
+    resident, x = twin(module), random(2, 5, WIDTH)
+    mask = torch.tensor([[False, False, False, True, True], [False] * 5]) if padded else None
+    handle = opened(module, groups(1))
+    with pytest.warns(UserWarning, match="nested tensors is in prototype") if padded else contextlib.nullcontext():
+        assert same(module(x, src_key_padding_mask=mask), resident(x, src_key_padding_mask=mask))
+    assert proves(handle)
+    assert [name for name, _ in handle.plan.streamed] == ["layers.1", "layers.2"]
+
+
 def test_hooks_of_the_user(opened: Any) -> None:
     module, resident = stack(), stack()
     for model in (module, resident):
@@ -1050,6 +1064,18 @@ def test_no_space_for_the_file() -> None:
     assert done.stdout.startswith("SpillFailed Weights could not be spilled to"), done.stdout + done.stderr
     assert "File too large" in done.stdout
     assert "TMPDIR=" in done.stdout
+
+
+def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    section = readme.split("### Any PyTorch module")[1]
+    example = section.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README.md", "exec"), {})
+    shape, figures = capsys.readouterr().out.splitlines()
+    assert shape == "torch.Size([1, 1024])"
+    assert int(figures.split()[0]) > 0
+    assert len(torch.load("model.pt")) == 16
 
 
 def test_public_names() -> None:

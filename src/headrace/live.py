@@ -155,8 +155,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _other_tensors(root: nn.Module) -> Iterator[torch.Tensor]:
-    """Buffers, and tensors in plain attributes or in containers there (`nn.LSTM` keeps its weights in a list too)."""
+    """What else is looked at: buffers, tensors in plain attributes, or in containers there (`nn.LSTM` has such a list)."""
     for module in root.modules():
+        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
+            yield from module.layers[0].parameters()  # it asks them whether it may take another way
         for name, value in vars(module).items():
             if name in ("_parameters", "_modules"):
                 continue
@@ -257,9 +259,9 @@ def cut(root: nn.Module, blocks: str | Sequence[str | nn.Module] | None, found: 
             if live.movable and live.weight not in claimed and all(site.module in inside for site in sites):
                 own.append(live.weight)
         claimed.update(own)
-        if own:
+        if next(module.parameters(), None) is not None:  # it counts as a layer, even if nothing of it can move
             made.append(Block(name, module, tuple(own), kind))
-    if not made:
+    if not any(block.weights for block in made):
         raise CannotOffload(
             reason="no weight belongs to just one of its blocks",
             suggestion="Name other blocks (blocks=): modules that run one after the other and hold the weights.",
