@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,9 @@ from torch import nn
 
 from headrace.backends import REGISTRY, backend_class
 from headrace.backends.base import Backend, RowTable
-from headrace.backends.guard import guard
 from headrace.blocks import Weight, named_sites
 from headrace.copying.disk import Ticket
-from headrace.errors import ClosedError, OffloadedWeightsError, ReadError
+from headrace.errors import ClosedError, ReadError
 from headrace.metrics import Metrics
 from headrace.store import open_checkpoint
 
@@ -142,65 +140,3 @@ def test_a_closed_reader(table: Table) -> None:
     table.reader.close()
     with pytest.raises(ClosedError):
         table.module(torch.tensor([1]))
-
-
-# --- what is refused ----------------------------------------------------------------------------------------------
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.here = nn.Linear(3, 3)
-        self.there = nn.Linear(3, 3, device="meta")
-
-    @property
-    def device(self) -> torch.device:
-        return self.there.weight.device
-
-
-@pytest.fixture
-def guarded() -> Model:
-    model = Model()
-    guard(model)
-    return model
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda m: m.state_dict(),
-        lambda m: m.load_state_dict({}),
-        lambda m: m.save_pretrained("nowhere"),
-        copy.deepcopy,
-        copy.copy,
-        pickle.dumps,
-        lambda m: m.half(),
-        lambda m: m.double(),
-        lambda m: m.to(torch.float16),
-        lambda m: m.to("meta"),
-        lambda m: m.to_empty(device="cpu"),
-        lambda m: m.share_memory(),
-    ],
-)
-def test_what_needs_all_weights_is_refused(guarded: Model, act: Any) -> None:
-    before = dict(guarded.named_parameters())
-    with pytest.raises(OffloadedWeightsError, match=r"2 weights of this model live on disk \(there\.weight, there\.b"):
-        act(guarded)
-    assert all(parameter is before[name] for name, parameter in guarded.named_parameters())
-
-
-def test_what_changes_nothing_is_allowed(guarded: Model) -> None:
-    assert guarded.to("cpu") is guarded
-    assert guarded.to(torch.device("cpu"), torch.float32) is guarded
-    assert guarded.to(torch.float32) is guarded
-    assert guarded.eval() is guarded
-    assert guarded.requires_grad_(False) is guarded
-
-
-def test_it_looks_as_before(guarded: Model) -> None:
-    assert guarded.device == torch.device("cpu")
-    assert isinstance(guarded, Model)
-    assert type(guarded).__name__ == "Model"
-    assert type(guarded).__qualname__ == "Model"
-    assert type(guarded).__module__ == Model.__module__
-    assert Model().device.type == "meta"  # the class itself is left alone

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace import cuts
 from headrace.core import DIRECT_ALIGNMENT, TENSOR_ALIGNMENT, BlockShape, ParamShape, align_up
-from headrace.cuts import SMALL_BYTES, Cut, best_cut, least_rest, moved_bytes, slot_bytes, subsets
+from headrace.cuts import SMALL_BYTES, Cut, best_cut, least_rest, moved_bytes, slot_bytes, spread, subsets
 
 KIB = 1024
 SLOTS = 2
@@ -260,3 +260,38 @@ def test_many_parameters_of_many_sizes_are_searched_in_time() -> None:
     cut = best_cut(blocks, total(blocks) // 2, SLOTS)
     assert cut is not None
     assert time.process_time() - begin < 20
+
+
+# --- one tier down ------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=40), st.integers(0, 10**7))
+def test_what_is_not_sent_down_fits_and_no_more_than_one_block_too_many_goes(sizes: list[int], budget: int) -> None:
+    away = spread(sizes, budget)
+    stays = sum(size for size, gone in zip(sizes, away, strict=True) if not gone)
+    assert stays <= budget
+    gone = [size for size, is_gone in zip(sizes, away, strict=True) if is_gone]
+    assert all(gone)
+    if sum(sizes) <= budget:
+        assert not gone
+    else:
+        assert sum(gone) < sum(sizes) - budget + max(gone)
+
+
+@pytest.mark.parametrize(("budget", "expected"), [
+    (0, [True] * 8),
+    (20, None), (40, None), (60, None), (79, None), (80, [False] * 8),
+])  # fmt: skip
+def test_blocks_alike_go_down_evenly(budget: int, expected: list[bool] | None) -> None:
+    away = spread([10] * 8, budget)
+    if expected is not None:
+        assert away == expected
+    assert away.count(True) == -(-(80 - budget) // 10)
+    for begin in range(0, 8, 2):  # no two neighbours more than their share
+        assert abs(away[begin : begin + 2].count(True) - 2 * away.count(True) / 8) <= 1
+
+
+def test_nothing_to_send_down() -> None:
+    assert spread([], 0) == []
+    assert spread([0, 0], 0) == [False, False]
+    assert spread([0, 5, 0], 0) == [False, True, False]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace import metrics as module
-from headrace.metrics import Counters, Metrics
+from headrace.metrics import Counters, Metrics, Statistics
 
 
 class Clock:
@@ -246,3 +246,40 @@ def test_taking_spans_leaves_those_of_a_whole_trace(clock: Clock) -> None:
     metrics = Metrics(tracing=True)
     metrics.span("a", "read", clock())
     assert metrics.take_spans() == metrics.spans() != []
+
+
+# --- statistics ---------------------------------------------------------------------------------------------------
+
+
+def test_statistics_of_what_comes_from_disk() -> None:
+    metrics = Metrics()
+    metrics.add(passes=2, reads=3, read_bytes=300, busy_s=4.0, stall_s=1.0, slot_misses=1, read_errors=2)
+    metrics.count_block()
+    assert metrics.statistics() == Statistics(
+        passes=2,
+        blocks_run=1,
+        read_bytes=300,
+        copied_bytes=0,
+        moving_s=4.0,
+        stall_s=1.0,
+        slot_misses=1,
+        read_errors=2,
+    )
+    assert metrics.statistics().moved_bytes == 300
+    assert metrics.statistics().hidden_fraction == 0.75
+
+
+def test_statistics_of_what_comes_from_host_memory() -> None:
+    metrics = Metrics()
+    metrics.add(copies=1, copied_bytes=100, copy_s=2.0, device_stall_s=0.5)
+    now = metrics.statistics()
+    assert (now.moved_bytes, now.moving_s, now.stall_s, now.hidden_fraction) == (100, 2.0, 0.5, 0.75)
+
+
+def test_a_share_is_neither_below_0_nor_above_1_and_none_if_nothing_moved() -> None:
+    metrics = Metrics()
+    assert metrics.statistics().hidden_fraction is None
+    metrics.add(reads=1, busy_s=1.0, stall_s=5.0)
+    assert metrics.statistics().hidden_fraction == 0.0
+    metrics.add(stall_s=-5.0)
+    assert metrics.statistics().hidden_fraction == 1.0

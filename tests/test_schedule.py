@@ -269,3 +269,18 @@ def test_check_integrity_sees_what_is_wrong(owners: list[int | None], users: lis
     schedule._owners, schedule._users = owners, users
     with pytest.raises(AssertionError):
         schedule.check_integrity()
+
+
+def test_with_a_slot_for_every_block_nothing_is_read_again() -> None:
+    schedule = Schedule(3, 3)
+    assert len(schedule.ahead()) == 3
+    for block in (0, 2, 1, 1):
+        step = schedule.start(block)
+        assert step is not None
+        assert not step.missed
+        assert schedule.ahead() == []
+        schedule.done(step.slot)
+    lost = schedule.slot_of(1)
+    assert lost is not None
+    schedule.lost(lost)
+    assert schedule.ahead() == [ReadStep(1, lost)]

@@ -45,6 +45,7 @@ def report(**changes: Any) -> Report:
         "looked_up_bytes": 0,
         "ring_bytes": 10 * MIB,
         "staging_bytes": 16 * MIB,
+        "host_bytes": 0,
         "buffer_bytes": 0,
         "net_saving_bytes": 128 * MIB,
         "peak_memory_bytes": 540 * MIB,

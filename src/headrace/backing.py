@@ -5,6 +5,7 @@ Knows no order of blocks and no modules but to move what stays. A checkpoint on 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,6 +49,8 @@ class Backing:
         self.reader: DiskReader | None = None
         self.chunk_bytes = chunk_bytes
         self._threads = threads
+        self.held = contextlib.ExitStack()
+        """Gives back what is held. Knows no modules: what closes a module's backing must not keep it alive."""
         self._arena: Slab | None = None
         self._arena_used = 0
         self._spill: SpillFile | None = None
@@ -63,10 +66,20 @@ class Backing:
             self.page_locked = pin_memory and refused is None
             if refused is not None:
                 self.announce(f"host memory is not page-locked ({refused}): copies to the device are not overlapped")
+            if self.page_locked:
+                assert self.device is not None
+                self.held.callback(_unlock, self.device, self._arena)
         if disk_bytes:
             self._spill = SpillFile(disk_bytes)
+            self.held.callback(self._spill.close)
             paths = {SPILL: self._spill.path}
             self.reader = DiskReader(paths, self.metrics, threads=self._threads, chunk_bytes=self.chunk_bytes)
+            self.held.callback(self.reader.close)
+
+    def flush(self) -> None:
+        """Everything was put away: nothing of it stays in the page cache. Raises: SpillFailed."""
+        if self._spill is not None:
+            self._spill.drop_cached()
 
     def _page_lock(self, slab: Slab) -> str | None:
         assert self.device is not None
@@ -106,7 +119,6 @@ class Backing:
             stored = StoredTensor(live.weight.name, "U8", (here.numel(),), segment)
             weights.append(replace(live.weight, parts=(stored,)))
             self._on_disk[live.weight] = weights[-1]
-        self._spill.drop_cached()
         return weights
 
     def map(self) -> None:
@@ -120,18 +132,26 @@ class Backing:
 
     def bring_back(self, weight: Weight) -> torch.Tensor:
         """The bytes of `weight` in memory of their own, 1-d uint8. Raises: ReadError."""
-        memory = Slab(weight.nbytes, huge_pages=False)
+        memory = torch.empty(weight.nbytes, dtype=torch.uint8)  # not a mapping each: the system limits their number
         if weight in self._in_host:
-            memory.bytes[: weight.nbytes].copy_(self._in_host[weight])
+            memory.copy_(self._in_host[weight])
         else:
             assert self.reader is not None
             reads = coalesce(list(self._on_disk[weight].placements(0)), self.reader.chunk_bytes)
-            self.reader.submit(reads, memory.address, weight.name, urgent=True, keep=memory).wait()
-        return memory.bytes[: weight.nbytes]
+            self.reader.submit(reads, memory.data_ptr(), weight.name, urgent=True, keep=memory).wait()
+        return memory
 
     @property
     def staging_bytes(self) -> int:
         return self.reader.staging_bytes if self.reader is not None else 0
+
+    def in_host(self, weight: Weight) -> bool:
+        """Whether it is in host memory; else it is in the file."""
+        return weight in self._in_host
+
+    @property
+    def host_bytes(self) -> int:
+        return self._arena.nbytes if self._arena is not None else 0
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -151,16 +171,13 @@ class Backing:
         return (*self.fallbacks, *(self.reader.fallbacks if self.reader is not None else ()))
 
     def close(self) -> None:
-        if self.reader is not None:
-            self.reader.close()
-        if self._spill is not None:
-            self._spill.close()
-        if self.page_locked:
-            assert self.device is not None
-            assert self._arena is not None
-            self.device.wait_idle()
-            self.device.unlock(self._arena)
-            self.page_locked = False
+        self.held.close()
+        self.page_locked = False
+
+
+def _unlock(device: Device, arena: Slab) -> None:
+    device.wait_idle()
+    device.unlock(arena)
 
 
 def to_device(root: nn.Module, lives: Sequence[Live], device: torch.device) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from headrace.core import BlockKind, StoredTensor
+from headrace.errors import WeightChanged
 from headrace.store import Placement
 
 
@@ -28,6 +29,28 @@ class Site:
     def bind(self, parameter: nn.Parameter) -> None:
         """Put `parameter` here. The module's dictionary is written directly: assignment would cost ten times more."""
         self.module._parameters[self.attribute] = parameter
+
+
+class Lent(nn.Parameter):
+    """A parameter over memory that holds something else afterwards. Whatever is written to it counts in its version."""
+
+    weight_name: str
+    plain: torch.Tensor
+    """The same memory with the same version counter, which torch tells twice as fast of a plain tensor."""
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()  # torch's own `data` has a version of its own
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise WeightChanged(name=self.weight_name)
+
+
+def _lend(data: torch.Tensor, name: str) -> Lent:
+    lent = Lent(data, requires_grad=False)
+    lent.weight_name, lent.plain = name, data
+    return lent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +111,7 @@ class Weight:
         """
         with torch.inference_mode(False):  # else their versions could not be asked for
             return [
-                nn.Parameter(tensor_view(memory, offset + form.offset, form.meta).data, requires_grad=False)
+                _lend(tensor_view(memory, offset + form.offset, form.meta).data, form.sites[0].name)
                 for form in self.forms
             ]
 

@@ -17,6 +17,7 @@
     ├── DemoFailed                         the demo's two runs disagree
     ├── GenerationFailed                   a pass of the server failed for a reason that nobody foresaw
     ├── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
+    ├── StillRunning (also a RuntimeError)     an offloaded module was closed or saved by its own forward
     ├── WeightChanged (also a RuntimeError)    a block wrote to a weight that is only lent to it
     ├── GradientsNeeded (also a RuntimeError)  a backward pass through weights that move
     ├── CannotCapture (also a RuntimeError)    a graph of what comes from disk
@@ -785,10 +786,21 @@ class OffloadedWeightsError(HeadraceError, RuntimeError):
     names: Sequence[str]
     template = "{action} is not possible: the data of {names:list} is offloaded and not in memory ({count} in all)."
     remedy = (
-        "Close what offload() gave, which brings the weights back; of a model from load(), copy the checkpoint "
-        "directory instead, or load it with everything resident (a larger memory=)."
+        "To save them, use state_dict() of what offload() gave, which reads them back; its close() gives the module "
+        "all its weights again. Of a model from load(), copy the checkpoint directory instead, or load it with "
+        "everything resident (a larger memory=)."
     )
     example = {"action": "state_dict()", "count": 3, "names": ["model.layers.0.mlp.up_proj.weight"]}
+    exit_code = 1
+
+
+class StillRunning(HeadraceError, RuntimeError):
+    """Something that needs an offloaded module at rest was called from inside of its forward."""
+
+    action: str
+    template = "{action} was called from inside of a forward pass of the offloaded module, which still needs it."
+    remedy = "Call it after the pass."
+    example = {"action": "close()"}
     exit_code = 1
 
 

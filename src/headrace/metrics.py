@@ -121,6 +121,11 @@ class Metrics:
             for name, amount in amounts.items():
                 setattr(self._counters, name, getattr(self._counters, name) + amount)
 
+    def count_block(self) -> None:
+        """The same as `add(blocks_run=1)`, for every block: by name it would cost a microsecond."""
+        with self._lock:
+            self._counters.blocks_run += 1
+
     def span(self, name: str, category: str, start_s: float) -> None:
         """Record a span that began at `start_s` (of `time.perf_counter`) and ends now."""
         if not self.tracing and time.perf_counter() >= self._trace_until_s:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from torch import nn
 from headrace import live, machine
 from headrace.backends import backend_class
 from headrace.backends.base import Backend
-from headrace.backends.guard import guard, is_guarded, put_away, unguard
+from headrace.backends.guard import guard, is_guarded, put_away
 from headrace.backends.packing import Packing
 from headrace.backends.prefetch import PrefetchBackend
 from headrace.backends.rings import DeviceRing
@@ -40,10 +41,10 @@ from headrace.core import (
     align_up,
 )
 from headrace.cuts import spread
-from headrace.errors import BudgetTooSmall, CannotOffload, ModuleBudgetTooSmall, NothingOffloaded
+from headrace.errors import BudgetTooSmall, CannotOffload, ModuleBudgetTooSmall, NothingOffloaded, StillRunning
 from headrace.metrics import Metrics, Statistics
 from headrace.planner import Demand, plan
-from headrace.reports import Report
+from headrace.reports import Category, Report
 from headrace.store import layout
 
 DEVICE_SHARE = 0.9
@@ -68,14 +69,15 @@ class Handle:
         self._moved = opened.moved
         self._stayed = opened.stayed
         self._backing = opened.backing
+        self._unguard = opened.unguard
         self._memory_bytes = memory_bytes
         self._closed = False
 
     def report(self) -> Report:
         """What was asked for and what was done, in bytes: by category, tied weights counted once."""
         buffers = sum(buffer.numel() * buffer.element_size() for buffer in self.module.buffers())
-        offloaded = 0 if self._closed else sum(item.weight.nbytes for item in self._moved)
-        stayed = sum(item.weight.nbytes for item in [*self._stayed, *(self._moved if self._closed else ())])
+        offloaded = 0 if self._closed else sum(item.nbytes for item in self._moved)
+        stayed = sum(item.nbytes for item in [*self._stayed, *(self._moved if self._closed else ())])
         ring = 0 if self._closed else self._backend.allocated_bytes
         return Report(
             backend=self.plan.backend,
@@ -92,6 +94,21 @@ class Handle:
             counters=self._metrics.counters(),
             plan=self.plan,
             fallbacks=self._backing.all_fallbacks(),
+            categories=() if self._closed else self._categories(stayed + buffers, buffers),
+        )
+
+    def _categories(self, resident_bytes: int, buffer_bytes: int) -> tuple[Category, ...]:
+        memory, backing = self.plan.memory, self._backing
+        in_host = sum(item.nbytes for item in self._moved if backing.in_host(item.weight))
+        on_disk = sum(item.nbytes for item in self._moved) - in_host
+        ring = self._backend.allocated_bytes
+        return (
+            Category("resident", memory.resident_bytes, resident_bytes, resident_bytes),
+            Category("buffers", buffer_bytes, buffer_bytes, buffer_bytes),
+            Category("host", self.plan.offloaded_bytes - on_disk, in_host, backing.host_bytes),
+            Category("disk", self.plan.offloaded_bytes - in_host, on_disk, backing.disk_bytes),
+            Category("ring", memory.ring_bytes, ring, ring),
+            Category("staging", memory.staging_bytes, backing.staging_bytes, backing.staging_bytes),
         )
 
     def statistics(self) -> Statistics:
@@ -99,6 +116,7 @@ class Handle:
         self._backend.count_time()
         return self._metrics.statistics()
 
+    @torch.inference_mode(False)  # what is made in it could not be used outside
     def close(self) -> None:
         """Give the module its weights back, in memory, where they were. Idempotent.
 
@@ -107,20 +125,34 @@ class Handle:
         with self._backend.exclusive():
             if self._closed:
                 return
-            if self._backend.running:
-                raise CannotOffload(
-                    reason="close() was called while one of its blocks runs",
-                    suggestion="Close it after the pass.",
-                )
+            self._check_idle("close()")
             restored = [(item, self._backing.bring_back(item.weight)) for item in self._moved]
             self._closed = True
             self._backend.close()
             self._backend.detach()
-            unguard(self.module)
+            self._unguard()
             for item, memory in restored:
                 item.restore(memory.to(item.device))
             _return_residents(self.module, self._stayed, self._backing.device)
         self._backing.close()
+
+    @torch.inference_mode(False)
+    def state_dict(self) -> dict[str, Any]:
+        """What the module's own gives, with the offloaded weights read back into memory, for saving.
+
+        Raises: ReadError, StillRunning.
+        """
+        with self._backend.exclusive(), contextlib.ExitStack() as lent:
+            if not self._closed:
+                self._check_idle("state_dict()")
+                for item in self._moved:
+                    lent.enter_context(item.lent(self._backing.bring_back(item.weight)))
+            made: dict[str, Any] = self.module.state_dict()
+            return made
+
+    def _check_idle(self, action: str) -> None:
+        if self._backend.running:
+            raise StillRunning(action=action)
 
     def __enter__(self) -> Handle:
         return self
@@ -129,6 +161,7 @@ class Handle:
         self.close()
 
 
+@torch.inference_mode(False)
 def offload(
     module: nn.Module,
     config: OffloadConfig | None = None,
@@ -152,7 +185,7 @@ def offload(
 
     Raises: UserError (CannotOffload, NothingOffloaded, ModuleBudgetTooSmall, InvalidSize), SpillFailed.
     """
-    if is_guarded(module) or any(is_guarded(child) for child in module.modules()):
+    if any(is_guarded(child) for child in module.modules()):
         raise CannotOffload(
             reason="it, or a part of it, is offloaded already",
             suggestion="Close that first, or pass all settings in one call.",
@@ -213,10 +246,12 @@ def _plan(
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in module.buffers())
     shape = ModelShape(
         blocks=tuple(
-            BlockShape(block.name, tuple(ParamShape(weight.name, weight.nbytes) for weight in block.weights))
+            BlockShape(
+                block.name, tuple(ParamShape(weight.name, weight.nbytes) for weight in block.weights), block.kind
+            )
             for block in blocks
         ),
-        fixed_bytes=buffers + sum(item.weight.nbytes for item in found if item.weight not in in_blocks),
+        fixed_bytes=buffers + sum(item.nbytes for item in found if item.weight not in in_blocks),
         kv_bytes_per_token=0,
         activation_bytes_per_token=0,
         head_bytes=0,
@@ -225,7 +260,9 @@ def _plan(
     )
     if memory_bytes is None and device is not None and config.resolved_backend == "auto":
         memory_bytes = int(device.free_bytes * DEVICE_SHARE)
-    demand = Demand(memory_bytes, 0, staging.nbytes if device is None else 0, context_tokens=0, prefill_tokens=0)
+    all_fits = memory_bytes is not None and shape.weight_bytes <= memory_bytes and config.resolved_backend == "auto"
+    staging_bytes = 0 if device is not None or all_fits else staging.nbytes
+    demand = Demand(memory_bytes, 0, staging_bytes, context_tokens=0, prefill_tokens=0)
     try:
         return plan(shape, _unmeasured(), demand, config)
     except BudgetTooSmall as error:
@@ -255,6 +292,7 @@ class _Opened:
     backing: Backing
     moved: list[live.Live]
     stayed: list[live.Live]
+    unguard: Callable[[], None]
 
 
 class _Opening:
@@ -295,13 +333,15 @@ class _Opening:
             self.metrics.reset()  # the measurement is not the user's
             backend = self._backend(weights)
             undo.callback(backend.close)
+            undo.callback(backend.detach)
             backend.attach(self.module)
+            unguard: Callable[[], None] = contextlib.ExitStack().close
             if self.moved and not isinstance(backend, ZeroCopyBackend):
                 put_away((weight for some in weights.values() for weight in some), self.compute_device)
-                guard(self.module)
+                unguard = guard(self.module)
             undo.pop_all()
-        weakref.finalize(self.module, self.backing.close)
-        return _Opened(self.module, made, backend, self.metrics, self.backing, self.moved, self.stayed)
+        weakref.finalize(self.module, self.backing.held.close)
+        return _Opened(self.module, made, backend, self.metrics, self.backing, self.moved, self.stayed, unguard)
 
     def _on_disk(self, host_bytes: int | None) -> set[Block]:
         """The blocks that host memory has no room for, spread over the pass."""
@@ -322,12 +362,10 @@ class _Opening:
         weights = {}
         for block, items in self.moving.items():
             weights[block] = self.backing.put(block, items, on_disk=block in on_disk)
+            self.moved += items
             for item in items:  # block by block: the module is never in memory twice
-                for form in item.weight.forms:
-                    for site in form.sites:
-                        site.bind(form.meta)
-                self.moved.append(item)
                 item.release()
+        self.backing.flush()
         return weights
 
     def _backend(self, weights: dict[Block, list[Weight]]) -> Backend:

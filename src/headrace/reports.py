@@ -10,6 +10,17 @@ from headrace.metrics import Counters
 
 
 @dataclass(frozen=True, slots=True)
+class Category:
+    """Bytes of one kind: as planned, as done, and as taken from the system for it."""
+
+    name: str
+    """resident, buffers (a part of it), disk, host, ring or staging."""
+    requested_bytes: int
+    applied_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What was asked for and what was done, in bytes; tied weights are counted once."""
 
@@ -37,6 +48,8 @@ class Report:
     counters: Counters
     plan: Plan
     fallbacks: tuple[str, ...]
+    categories: tuple[Category, ...] = ()
+    """What was planned, done and allocated, by kind; of a module given to offload()."""
 
     @property
     def bound(self) -> Bound:

@@ -8,19 +8,17 @@ never assumes that a slot holds what the cycle says; every slot carries its owne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class ReadStep:
+class ReadStep(NamedTuple):
     """Read `block` into `slot`, over whatever is there."""
 
     block: int
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunStep:
+class RunStep(NamedTuple):
     """Run `block` out of `slot`; if `missed`, it is not there and must be read first."""
 
     block: int
@@ -83,6 +81,8 @@ class Schedule:
 
         `within_pass`: those that this pass still runs, none for the next one.
         """
+        if self.slots == self.blocks and None not in self._owners:
+            return []  # every block is in a slot of its own
         free = [slot for slot in range(self.slots) if not self._users[slot]]
         in_use = {self._owners[slot] for slot in range(self.slots) if self._users[slot]}
         wanted: list[int] = []

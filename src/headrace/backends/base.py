@@ -7,12 +7,13 @@ which forgets to ask for them fails loudly instead of computing with what happen
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -142,6 +143,10 @@ class Backend(ABC):
         start_s = time.perf_counter()
         try:
             output = forward(*args, **kwargs)
+        except BaseException:
+            with contextlib.suppress(errors.WeightChanged):  # the next run has to find the weight as it was, too
+                self.check_unchanged(index)
+            raise
         finally:
             self.metrics.span(self.blocks[index].name, "run", start_s)
         self.check_unchanged(index)
@@ -150,10 +155,23 @@ class Backend(ABC):
         return output
 
     def _check_no_graph(self, index: int, output: Any) -> None:
-        """Autograd would keep weights for the backward pass that are gone by then, without a way to notice."""
-        for tensor in pytree.tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                raise errors.GradientsNeeded(block=self.blocks[index].name)
+        """Autograd would keep weights for the backward pass that are gone by then, without a way to notice.
+
+        And it would not know of weights that want a gradient: what a block runs with is a copy that does not.
+        """
+        tensors = list(_tensors(output))
+        wanted = any(form.meta.requires_grad for weight in self.weights[self.blocks[index]] for form in weight.forms)
+        if any(tensor.grad_fn is not None or (wanted and tensor.is_floating_point()) for tensor in tensors):
+            raise errors.GradientsNeeded(block=self.blocks[index].name)
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """What a block has given back, whatever it is wrapped in."""
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _tensors([getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)])
 
 
 def wrap_forward(module: nn.Module, run: Callable[..., Any]) -> Callable[[], None]:

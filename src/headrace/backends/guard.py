@@ -7,7 +7,8 @@ itself is replaced by a subclass of the same name, so that the common mistakes a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +21,7 @@ from headrace.errors import OffloadedWeightsError
 _TENSOR = torch.Tensor
 _DEVICE = _TENSOR.device.__get__
 _DATA = _TENSOR.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = _TENSOR.data.__set__  # type: ignore[attr-defined]
 _HARMLESS = {
     getattr(_TENSOR, name).__get__
     for name in (
@@ -35,7 +37,8 @@ _HARMLESS = {
         *("requires_grad_", "get_device"),
     )
 }
-_HARMLESS |= {torch.is_floating_point, torch.is_complex, torch.numel, _TENSOR.requires_grad.__set__}  # type: ignore[attr-defined]
+_HARMLESS |= {torch._has_compatible_shallow_copy_type, torch.is_floating_point, torch.is_complex, torch.numel}
+_HARMLESS |= {_TENSOR.requires_grad.__set__}  # type: ignore[attr-defined]
 
 
 class Away(nn.Parameter):
@@ -50,6 +53,12 @@ class Away(nn.Parameter):
             return args[0].compute_device
         if func == _DATA:  # a plain tensor on the meta device would swallow what is written to it
             return args[0]
+        if func == _SET_DATA and args[0] is args[1]:
+            return None
+        if func == _TENSOR.to and not (kwargs or {}).get("copy", False):
+            device, dtype, _, memory_format = torch._C._nn._parse_to(*args[1:], **(kwargs or {}))
+            if memory_format is None and not _would_move(args[0], device, dtype):
+                return args[0]
         if func not in _HARMLESS:
             names = [leaf.weight_name for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Away)]
             _refuse(names, _describe(func))
@@ -79,54 +88,90 @@ def _describe(func: Any) -> str:
     return f"{'setting' if name == '__set__' else 'reading'} .{owner}" if owner else f"{name}()"
 
 
-def guard(root: nn.Module) -> None:
-    """Make `root` refuse state_dict, copies, pickling and moves that would need the weights that are elsewhere."""
+def _would_move(tensor: torch.Tensor, device: torch.device | None, dtype: torch.dtype | None) -> bool:
+    here = tensor.device
+    elsewhere = device is not None and (device.type != here.type or device.index not in (None, here.index))
+    return elsewhere or dtype not in (None, tensor.dtype)
+
+
+def guard(root: nn.Module) -> Callable[[], None]:
+    """Make `root` refuse state_dict, copies, pickling and moves that would need the weights that are elsewhere.
+
+    So do the modules inside, for those of their own. Returns what undoes it.
+    """
     plain = type(root)
     guarded = type(
         plain.__name__, (_Guarded, plain), {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
     )
-    root.__class__ = guarded
+    with contextlib.ExitStack() as undo:
+        for module in root.modules():
+            if any(isinstance(parameter, Away) for parameter in module._parameters.values()):
+                saving = module.register_state_dict_pre_hook(_before_saving)  # type: ignore[no-untyped-call]
+                loading = module.register_load_state_dict_pre_hook(_before_loading)  # type: ignore[no-untyped-call]
+                undo.callback(saving.remove)
+                undo.callback(loading.remove)
+        undo.callback(setattr, root, "__class__", plain)
+        root.__class__ = guarded
+        return undo.pop_all().close
 
 
-def unguard(root: nn.Module) -> None:
-    """Undo `guard`."""
-    if isinstance(root, _Guarded):
-        root.__class__ = type(root).__mro__[2]
+def _before_saving(module: nn.Module, *args: Any) -> None:
+    _refuse_for(module, "state_dict()", recurse=False)
+
+
+def _before_loading(module: nn.Module, state_dict: Any, prefix: str, metadata: Any, *args: Any) -> None:
+    if not metadata.get("assign_to_params_buffers", False):  # else new weights take the place of those elsewhere
+        _refuse_for(module, "load_state_dict()", recurse=False)
 
 
 def is_guarded(module: nn.Module) -> bool:
-    """Whether `guard` was called on it."""
-    return isinstance(module, _Guarded)
+    """Whether `guard` was called on it, or a weight of its own is elsewhere."""
+    return isinstance(module, _Guarded) or bool(_away(module, recurse=False))
 
 
 class _Guarded(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("state_dict()")
+        _refuse_for(self, "state_dict()")
+        return super().state_dict(*args, **kwargs)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("save_pretrained()")
+        _refuse_for(self, "save_pretrained()")
+        return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("load_state_dict()")
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        if not assign:
+            _refuse_for(self, "load_state_dict()")
+        return super().load_state_dict(state_dict, strict, assign)
 
     def __deepcopy__(self, memo: Any) -> Any:
-        self._refuse("deepcopy()")
+        _refuse(_away(self), "deepcopy()")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self._refuse("pickling")
+        _refuse(_away(self), "pickling")
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
-        here = next(parameter.device for parameter in self.parameters() if isinstance(parameter, Away))
-        if device in (None, here) and dtype in (None, *{p.dtype for p in self.parameters()}):
-            return self
-        self._refuse(f"to({device or dtype})")
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        for tensor in [*self.parameters(), *self.buffers()]:
+            as_dtype = dtype if tensor.is_floating_point() or tensor.is_complex() else None
+            if memory_format is not None or _would_move(tensor, device, as_dtype):
+                _refuse_for(self, f"to({device or dtype or memory_format})")
+                return super().to(*args, **kwargs)  # the user has replaced all that was elsewhere
+        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._refuse("changing every weight")
+        _refuse_for(self, "changing every weight")
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
-    def _refuse(self, action: str) -> NoReturn:
-        _refuse([name for name, parameter in self.named_parameters() if parameter.is_meta], action)
+
+def _away(module: nn.Module, *, recurse: bool = True) -> list[str]:
+    return [weight.weight_name for weight in module.parameters(recurse) if isinstance(weight, Away)]
+
+
+def _refuse_for(module: nn.Module, action: str, *, recurse: bool = True) -> None:
+    """Raises: OffloadedWeightsError, if a weight of `module` is elsewhere."""
+    names = _away(module, recurse=recurse)
+    if names:
+        _refuse(names, action)
 
 
 def _refuse(names: list[str], action: str) -> NoReturn:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
 
 from headrace import errors
-from headrace.blocks import Block, Site, Weight
+from headrace.blocks import Block, Weight
 from headrace.store import Read, coalesce, layout
+
+_VERSION = operator.attrgetter("plain._version")
 
 
 class Packing:
@@ -41,10 +44,13 @@ class Packing:
         self.reads: tuple[Read, ...] = coalesce(placements, chunk_bytes)
         """Into memory for what follows `disk_offset`."""
         inside = set(block.module.modules())
-        self._sites: list[list[tuple[Site, nn.Parameter]]] = [
-            [(site, form.meta) for site in form.sites if site.module in inside]
-            for weight in weights
-            for form in weight.forms
+        forms = [form for weight in weights for form in weight.forms]
+        self._names = [form.sites[0].name for form in forms]
+        self._places = [  # flat: binding is most of what a hook costs when it has nothing to do
+            (site.module, site.attribute, form.meta, number)
+            for number, form in enumerate(forms)
+            for site in form.sites
+            if site.module in inside
         ]
 
     def parameters(self, memory: torch.Tensor) -> list[nn.Parameter]:
@@ -53,20 +59,21 @@ class Packing:
         return [parameter for weight, offset in placed for parameter in weight.parameters(memory, offset)]
 
     def bind(self, parameters: Sequence[nn.Parameter]) -> None:
-        for sites, parameter in zip(self._sites, parameters, strict=True):
-            for site, away in sites:
-                if site.module._parameters.get(site.attribute) is away:
-                    site.bind(parameter)
+        for module, attribute, away, number in self._places:
+            held = module._parameters
+            if held.get(attribute) is away:
+                held[attribute] = parameters[number]
 
     def unbind(self, parameters: Sequence[nn.Parameter]) -> None:
         """Take back what `bind` has put there."""
-        for sites, parameter in zip(self._sites, parameters, strict=True):
-            for site, away in sites:
-                if site.module._parameters.get(site.attribute) is parameter:
-                    site.bind(away)
+        for module, attribute, away, number in self._places:
+            held = module._parameters
+            if held.get(attribute) is parameters[number]:
+                held[attribute] = away
 
     def check_unchanged(self, parameters: Sequence[nn.Parameter]) -> None:
         """Raises: WeightChanged, if one was written to in place."""
-        for sites, parameter in zip(self._sites, parameters, strict=True):
-            if parameter._version:
-                raise errors.WeightChanged(name=sites[0][0].name)
+        versions = list(map(_VERSION, parameters))
+        if any(versions):
+            names = (name for name, version in zip(self._names, versions, strict=True) if version)
+            raise errors.WeightChanged(name=next(names))

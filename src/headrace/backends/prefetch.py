@@ -86,13 +86,13 @@ class PrefetchBackend(Backend):
         except BaseException:
             self.schedule.done(step.slot)
             raise
-        self.metrics.add(blocks_run=1)
+        self.metrics.count_block()
 
     def after(self, index: int) -> None:
         running, number, slot, parameters = self._running.pop()
         assert running == index, f"block {index} is done, but {running} was running"
         self.ring.ran(slot)
-        if all(block != index for block, *_ in self._running):
+        if not self._running or all(block != index for block, *_ in self._running):
             self.packings[index].unbind(parameters)
         if number is None:
             self.ring.free(slot)
@@ -141,7 +141,7 @@ class PrefetchBackend(Backend):
         assert self.schedule.owner(number) == entry[0] == index
         delivery = entry[1]
         stalled = not delivery.ready
-        start_s = time.perf_counter()
+        start_s = time.perf_counter() if stalled else 0.0
         try:
             delivery.wait()
         except BaseException:

@@ -99,7 +99,7 @@ class UvaBackend(Backend):
             if index not in self._bound:
                 self._give_back(block, parameters)
             raise
-        self.metrics.add(blocks_run=1)
+        self.metrics.count_block()
 
     def after(self, index: int) -> None:
         parameters = self._bound[index].pop()

@@ -53,8 +53,7 @@ class Ticket:
 
     @property
     def ready(self) -> bool:
-        with self._changed:
-            return self._remaining == 0
+        return self._remaining == 0  # without the lock: it only ever becomes 0, and that last
 
     @property
     def failed(self) -> bool:
@@ -71,6 +70,8 @@ class Ticket:
 
     def wait_idle(self) -> None:
         """Wait until no read of this ticket is in flight or queued, whatever became of them."""
+        if self.ready:
+            return
         with self._changed:
             while self._remaining:
                 self._changed.wait()

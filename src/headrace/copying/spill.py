@@ -16,6 +16,7 @@ from headrace import errors
 from headrace.core import DIRECT_ALIGNMENT, align_up
 
 WRITE_BYTES = 64 * 2**20
+"""At once, and at most in the page cache before it is brought to the disk."""
 
 
 class SpillFile:
@@ -24,6 +25,7 @@ class SpillFile:
     def __init__(self, nbytes: int, directory: Path | None = None) -> None:
         self.nbytes = nbytes
         self.written_bytes = 0
+        self._cached_bytes = 0
         self.directory = directory or _directory()
         self._named: Path | None = None
         self._descriptor: int | None = None
@@ -51,6 +53,9 @@ class SpillFile:
         except OSError as error:
             raise self._failed(error) from None
         self.written_bytes += nbytes
+        self._cached_bytes += nbytes
+        if self._cached_bytes >= WRITE_BYTES:
+            self.drop_cached()
         return offset
 
     def skip_to(self, alignment: int) -> None:
@@ -66,6 +71,7 @@ class SpillFile:
             raise self._failed(error) from None
         with contextlib.suppress(OSError):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        self._cached_bytes = 0
 
     def close(self) -> None:
         """Give the space back. Idempotent."""
