@@ -32,9 +32,24 @@ def test_a_bound_is_the_slower_of_two(compute_s: float, moved_bytes: int, second
         "compute_s": compute_s,
         "moved_bytes": moved_bytes,
         "link_bytes_per_s": 100.0,
+        "link": "disk",
+        "disk_bytes": 0,
+        "disk_bytes_per_s": 0.0,
         "seconds": seconds,
         "limited_by": limit,
     }
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "moved", "from_disk", "limit"),
+    [(9.0, 500, 50, "compute"), (1.0, 500, 20, "link"), (1.0, 500, 80, "disk"), (5.0, 500, 50, "compute")],
+)
+def test_with_an_accelerator_the_slowest_of_three_counts(
+    compute_s: float, moved: int, from_disk: int, limit: str
+) -> None:
+    bound = Bound(compute_s, moved, 100.0, "link", from_disk, 10.0)
+    assert bound.limited_by == limit
+    assert bound.seconds == max(compute_s, moved / 100, from_disk / 10)
 
 
 def test_a_bound_without_moving_needs_no_link() -> None:

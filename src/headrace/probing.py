@@ -26,7 +26,7 @@ from headrace.errors import InvalidSetting
 CHUNK_BYTES = 4 * 2**20
 THREADS = 4
 DISK_SECONDS = 2.0
-SCRATCH_BYTES = 512 * 2**20
+SCRATCH_BYTES = 256 * 2**20
 """Of the file that is written if none is given; it is removed again."""
 COPY_BYTES = 128 * 2**20
 WEIGHT_BYTES = 512 * 2**20
