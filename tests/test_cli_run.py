@@ -94,7 +94,7 @@ def is_one_error(done: Outcome, *words: str, code: int = 2) -> None:
         ("--memory 0", "it is zero.\nWrite --memory 3GiB"),
         ("--memory abc", "it is not a number with a unit.\nWrite --memory 3GiB"),
         ("--memory ''", "it is empty"),
-        ("--memroy 3GiB", "No such option: --memroy (Possible options: --memory)"),
+        ("--memroy 3GiB", "No such option: --memroy (Possible options: --host-memory, --memory, --pin-memory)"),
         ("--max-tokens 0", "--max-tokens is 0, but it must be at least 1.\nUse --max-tokens 256."),
         ("--max-tokens -5", "--max-tokens is -5"),
         ("--max-tokens x", "Invalid value for '--max-tokens'"),
