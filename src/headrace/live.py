@@ -60,7 +60,8 @@ class Live:
         """For a while its sites hold parameters that are views of `memory`, where the user has not put others."""
         lent = []
         try:
-            for form, parameter in zip(self.weight.forms, self.weight.parameters(memory, 0), strict=True):
+            for form in self.weight.forms:
+                parameter = nn.Parameter(_view(memory, form), form.meta.requires_grad)
                 for site in form.sites:
                     if site.module._parameters.get(site.attribute) is form.meta:
                         lent.append((site, form.meta))
@@ -155,7 +156,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _other_tensors(root: nn.Module) -> Iterator[torch.Tensor]:
-    """What else is looked at: buffers, tensors in plain attributes, or in containers there (`nn.LSTM` has such a list)."""
+    """What else is looked at: buffers, tensors in plain attributes or in containers there (`nn.LSTM` has a list)."""
     for module in root.modules():
         if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
             yield from module.layers[0].parameters()  # it asks them whether it may take another way

@@ -1,7 +1,7 @@
 """Blocks brought ahead of their run into a ring of slots. Knows no model library; `schedule` decides the order.
 
-Memory: `slots` x the largest block, and the reader's staging. Each block is brought once per pass, by a few large direct
-reads or one packed copy that begin as soon as its slot is free.
+Memory: `slots` x the largest block, and the reader's staging. Each block is brought once per pass, by a few large
+direct reads or one packed copy that begin as soon as its slot is free.
 """
 
 from __future__ import annotations
@@ -104,6 +104,11 @@ class PrefetchBackend(Backend):
                 self._views.pop((index, number))
             raise
 
+    def lent_memory(self) -> tuple[int, int]:
+        memory = self._running[-1][2].bytes
+        begin = memory.data_ptr()
+        return begin, begin + memory.numel()
+
     def _bind(self, index: int, number: int | None, slot: Slot, parameters: list[nn.Parameter]) -> None:
         try:
             self.packings[index].bind(parameters)
@@ -128,7 +133,7 @@ class PrefetchBackend(Backend):
         return entry is not None and entry[0] == index and not entry[1].cancelled
 
     def _wait(self, index: int, number: int) -> None:
-        """Wait for what is on its way; on any failure the slot is given back empty, so that the next pass tries again."""
+        """Wait for what is on its way; if it fails the slot is given back empty, so that the next pass tries again."""
         entry = self._deliveries[number]
         assert entry is not None
         assert self.schedule.owner(number) == entry[0] == index
