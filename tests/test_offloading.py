@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import errno
 import gc
 import io
@@ -572,9 +573,64 @@ def test_reading_from_inside_is_allowed(opened: Any) -> None:
     module, resident = stack(), stack()
     opened(module)
     seen: list[Any] = []
-    module.layers[1].inside = lambda layer: seen.append((layer.up.weight.data.clone(), layer.state_dict()["up.weight"]))
+    module.layers[1].inside = lambda layer: seen.append((layer.up.weight.data.clone(), layer.up.bias.data.sum()))
     assert same(module(X), resident(X))
-    assert same(seen[0], (resident.layers[1].up.weight.data, resident.layers[1].up.weight.data))
+    assert same(seen[0], (resident.layers[1].up.weight.data, resident.layers[1].up.bias.data.sum()))
+
+
+def test_what_is_only_lent_is_not_saved_from_inside(opened: Any) -> None:
+    """It would be memory that later holds another layer's weights."""
+    module = stack()
+    opened(module)
+    for part in ("", ".up"):
+        module.layers[1].inside = lambda layer, part=part: layer.get_submodule(part.lstrip(".")).state_dict()
+        with pytest.raises(OffloadedWeightsError, match=r"layers\.1\.up\.weight"):
+            module(X)
+
+
+@dataclasses.dataclass
+class Kept:
+    inner: Any
+    number: int = 3
+
+
+@pytest.mark.parametrize("config", [groups(1), groups(1, 1, 2), MAPPED])
+@pytest.mark.parametrize("wrap", [
+    lambda w: w, lambda w: w[1:, :3], lambda w: w.T, lambda w: w.data, lambda w: {"a": (w, None)}, lambda w: [w + 0, w],
+    lambda w: Kept((w[2], "x")), lambda w: Kept(Kept(w)),
+])  # fmt: skip
+def test_weights_that_a_block_gives_out_stay_what_they_are(opened: Any, wrap: Any, config: OffloadConfig) -> None:
+    """A table of positions of which a block returns some, say."""
+
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(9, WIDTH))
+
+        def forward(self) -> Any:
+            return wrap(self.table)
+
+    module = randomized(nn.ModuleList([Table() for _ in range(4)]))
+    resident = twin(module)
+    opened(module, config)
+    for _ in range(2):
+        given = [table() for table in module]
+        assert same(given, [table() for table in resident])
+
+
+def test_an_output_without_weights_is_the_very_object(opened: Any) -> None:
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Any) -> Any:
+            return x
+
+    module = nn.Sequential(Same(), Same()).requires_grad_(False)
+    opened(module)
+    for value in (X, [X, {"a": X}], Kept(X), None, torch.eye(3).to_sparse()):
+        assert module(value) is value
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -60,7 +60,8 @@ class Live:
         """For a while its sites hold parameters that are views of `memory`, where the user has not put others."""
         lent = []
         try:
-            for form, parameter in zip(self.weight.forms, self.weight.parameters(memory, 0), strict=True):
+            for form in self.weight.forms:
+                parameter = nn.Parameter(_view(memory, form), form.meta.requires_grad)
                 for site in form.sites:
                     if site.module._parameters.get(site.attribute) is form.meta:
                         lent.append((site, form.meta))

@@ -46,7 +46,10 @@ class Schedule:
         return self._owners[slot]
 
     def slot_of(self, block: int) -> int | None:
-        return self._owners.index(block) if block in self._owners else None
+        try:
+            return self._owners.index(block)
+        except ValueError:
+            return None
 
     def start(self, block: int) -> RunStep | None:
         """`block` is about to run: take its slot into use, or None if every slot is in use by another block."""

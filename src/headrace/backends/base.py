@@ -93,6 +93,10 @@ class Backend(ABC):
     def check_unchanged(self, index: int) -> None:  # noqa: B027
         """Block `index` has run well. Raises: WeightChanged, if it has written to a weight that will be dropped."""
 
+    def lent_memory(self) -> tuple[int, int]:
+        """Where the memory begins and ends that the block which runs innermost has to give back."""
+        return (0, 0)
+
     # --- wrapping -------------------------------------------------------------------------------------------------
 
     def attach(self, root: nn.Module) -> None:
@@ -152,7 +156,7 @@ class Backend(ABC):
         self.check_unchanged(index)
         if torch.is_grad_enabled():
             self._check_no_graph(index, output)
-        return output
+        return _owned(output, *self.lent_memory())
 
     def _check_no_graph(self, index: int, output: Any) -> None:
         """Autograd would keep weights for the backward pass that are gone by then, without a way to notice.
@@ -172,6 +176,28 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
             yield leaf
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             yield from _tensors([getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)])
+
+
+def _owned(output: Any, begin: int, end: int) -> Any:
+    """`output` without views of the memory between `begin` and `end`, which will hold another block's weights."""
+    if type(output) is torch.Tensor:
+        return output.clone() if _lies_in(output, begin, end) else output
+    if not any(_lies_in(tensor, begin, end) for tensor in _tensors(output)):
+        return output
+
+    def owned(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.clone() if _lies_in(leaf, begin, end) else leaf
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for name in (field.name for field in dataclasses.fields(leaf)):
+                object.__setattr__(leaf, name, _owned(getattr(leaf, name, None), begin, end))
+        return leaf
+
+    return pytree.tree_map(owned, output)
+
+
+def _lies_in(tensor: torch.Tensor, begin: int, end: int) -> bool:
+    return tensor.layout is torch.strided and begin <= tensor.data_ptr() < end
 
 
 def wrap_forward(module: nn.Module, run: Callable[..., Any]) -> Callable[[], None]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from headrace.blocks import Weight
+from headrace.blocks import Lent, Weight
 from headrace.errors import OffloadedWeightsError
 
 _TENSOR = torch.Tensor
@@ -164,7 +164,8 @@ class _Guarded(nn.Module):
 
 
 def _away(module: nn.Module, *, recurse: bool = True) -> list[str]:
-    return [weight.weight_name for weight in module.parameters(recurse) if isinstance(weight, Away)]
+    """Names of weights that are elsewhere, or only lent: who keeps those finds other data in them later."""
+    return [weight.weight_name for weight in module.parameters(recurse) if isinstance(weight, (Away, Lent))]
 
 
 def _refuse_for(module: nn.Module, action: str, *, recurse: bool = True) -> None:

@@ -111,6 +111,11 @@ class PrefetchBackend(Backend):
                 self._views.pop((index, number))
             raise
 
+    def lent_memory(self) -> tuple[int, int]:
+        memory = self._running[-1][2].bytes
+        begin = memory.data_ptr()
+        return begin, begin + memory.numel()
+
     def _bind(self, index: int, number: int | None, slot: Slot, parameters: list[nn.Parameter]) -> None:
         try:
             self.packings[index].bind(parameters)

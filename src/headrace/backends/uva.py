@@ -118,6 +118,10 @@ class UvaBackend(Backend):
                     self._parameters[weight] = self._mapped(weight)
             raise
 
+    def lent_memory(self) -> tuple[int, int]:
+        """The slab: what is mapped shows the same bytes for ever."""
+        return (self._slab.address, self._slab.address + self._slab.nbytes) if self._slab else (0, 0)
+
     def _bring(self, block: Block) -> list[nn.Parameter]:
         offsets, nbytes = self._layouts[block]
         slab = self._slab
