@@ -53,6 +53,14 @@ def test_what_was_put_away_comes_back(backing: Backing) -> None:
     backing.close()
 
 
+def test_each_block_begins_where_a_direct_read_may(backing: Backing) -> None:
+    kept = put_away(backing, stack())
+    offsets = [backing._on_disk[weight].parts[0].segment.offset for weight, _ in kept]  # type: ignore[index]
+    assert [offset % 4096 for offset in offsets[::4]] == [0] * 4  # four weights in a block
+    assert all(offset % 64 == 0 for offset in offsets)
+    backing.close()
+
+
 def test_close_gives_everything_back_and_is_idempotent(backing: Backing) -> None:
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     kept = put_away(backing, stack())

@@ -1059,10 +1059,13 @@ def test_a_module_works_without_its_handle() -> None:
 
 @pytest.mark.parametrize("config", [ALL, MAPPED])
 @pytest.mark.parametrize("keep_handle", [False, True])
-def test_a_module_that_is_dropped_takes_its_threads_and_its_file_along(config: Any, keep_handle: bool) -> None:
+@pytest.mark.parametrize("make", [stack, lambda: nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)])])
+def test_a_module_that_is_dropped_takes_its_threads_and_its_file_along(
+    make: Any, config: Any, keep_handle: bool
+) -> None:
     gc.collect()
     threads, descriptors = threading.active_count(), _descriptors()
-    module = stack()
+    module = make()
     handle: Any = offload(module, config)
     module(X)
     assert _descriptors() > descriptors

@@ -40,6 +40,8 @@ class Schedule:
         self.slots = slots
         self._owners: list[int | None] = [None] * slots
         self._users = [0] * slots
+        self._settled = False
+        """Every block is in a slot of its own: nothing is to be read any more."""
         self._position = blocks - 1  # so that the first block expected is block 0
 
     def owner(self, slot: int) -> int | None:
@@ -67,6 +69,7 @@ class Schedule:
     def forget(self) -> None:
         """What the slots hold is not known any more: the next pass begins as the first one did. None is in use."""
         assert not any(self._users), f"slots are in use: {self._users}"
+        self._settled = False
         self._owners = [None] * self.slots
         self._position = self.blocks - 1
 
@@ -77,6 +80,7 @@ class Schedule:
 
     def lost(self, slot: int) -> None:
         """What was read into `slot` cannot be used."""
+        self._settled = False
         self._owners[slot] = None
 
     def ahead(self, *, within_pass: bool = False) -> list[ReadStep]:
@@ -84,8 +88,9 @@ class Schedule:
 
         `within_pass`: those that this pass still runs, none for the next one.
         """
-        if self.slots == self.blocks and None not in self._owners:
-            return []  # every block is in a slot of its own
+        if self._settled:
+            return []
+        self._settled = self.slots == self.blocks and None not in self._owners
         free = [slot for slot in range(self.slots) if not self._users[slot]]
         in_use = {self._owners[slot] for slot in range(self.slots) if self._users[slot]}
         wanted: list[int] = []

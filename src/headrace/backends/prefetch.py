@@ -55,6 +55,7 @@ class PrefetchBackend(Backend):
         self._views: dict[tuple[int, int], list[nn.Parameter]] = {}
         self._running: list[tuple[int, int | None, Slot, list[nn.Parameter]]] = []
         """Block, number of its slot (None beside the ring), the slot, what is bound; innermost last."""
+        self._ranges = [_range(slot) for slot in ring.slots]
         self._captured = False
         self._bring_ahead()
 
@@ -112,9 +113,8 @@ class PrefetchBackend(Backend):
             raise
 
     def lent_memory(self) -> tuple[int, int]:
-        memory = self._running[-1][2].bytes
-        begin = memory.data_ptr()
-        return begin, begin + memory.numel()
+        _, number, slot, _ = self._running[-1]
+        return self._ranges[number] if number is not None else _range(slot)
 
     def _bind(self, index: int, number: int | None, slot: Slot, parameters: list[nn.Parameter]) -> None:
         try:
@@ -203,3 +203,8 @@ class PrefetchBackend(Backend):
                         entry[1].wait_idle()
                 self._views.clear()
                 self.ring.close()
+
+
+def _range(slot: Slot) -> tuple[int, int]:
+    begin = slot.bytes.data_ptr()
+    return begin, begin + slot.bytes.numel()
