@@ -152,8 +152,7 @@ class Backend(ABC):
                 self.check_unchanged(index)
             raise
         finally:
-            if self.metrics.tracing:
-                self.metrics.span(self.blocks[index].name, "run", start_s)
+            self.metrics.span(self.blocks[index].name, "run", start_s)
         self.check_unchanged(index)
         if torch.is_grad_enabled():
             self._check_no_graph(index, output)
