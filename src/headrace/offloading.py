@@ -26,6 +26,7 @@ from headrace.backends.zero_copy import ZeroCopyBackend, why_not_in_place
 from headrace.backing import Backing, to_device
 from headrace.blocks import Block, Weight
 from headrace.config import OffloadConfig, parse_size
+from headrace.copying.accelerator import open_device
 from headrace.copying.device import Device
 from headrace.copying.disk import CHUNK_BYTES, READER_THREADS, measure_bytes_per_s
 from headrace.copying.spill import spilled_size
@@ -202,15 +203,6 @@ def offload(
     opening = _Opening(module, made, cut, found, target, staging)
     opened = opening.open(host_bytes, pin_memory=pin_memory)
     return Handle(opened, memory_bytes)
-
-
-def open_device(device: str | torch.device | Device | None) -> Device | None:
-    """What `device` names; None is the CPU. Raises: CannotOffload."""
-    if device is None or isinstance(device, Device):
-        return device
-    from headrace.copying.accelerator import open_accelerator  # late: most machines have none
-
-    return open_accelerator(torch.device(device))
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,8 @@ class _Reader:
         name = ast.unparse(call.func)
         if looks_like_error(name):
             return True
-        origin = last_name(self._origin(name))
-        return last_name(name)[:1].isupper() and ("error" in origin or "exception" in origin)
+        home = f"{self._origin(name)}.{name}".rpartition(".")[0].lower()
+        return last_name(name)[:1].isupper() and ("error" in home or "exception" in home)
 
     def _texts(self, place: Place) -> Texts:
         return Texts(self._module, place.scope, self._module.class_of(place.scope))
@@ -233,6 +233,9 @@ class _Reader:
         for expression in own_expressions(statement):
             for node in ast.walk(expression):
                 if isinstance(node, ast.Call) and _RETURNED in last_name(ast.unparse(node.func)):
+                    if node.args and isinstance(node.args[0], ast.Call) and self._may_be_error(node.args[0]):
+                        yield self._made(statement, place, node.args[0], "returned")
+                        continue
                     arguments = self._arguments(node, statement, place)
                     first = [forms for key, forms in arguments.items() if key in ("0", "message", "exc")]
                     if first:
