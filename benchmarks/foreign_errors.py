@@ -133,10 +133,19 @@ def made(owner: str, block: str, names: dict[str, Any]) -> Iterator[dict[str, st
 
 
 def pydantic_errors() -> Iterator[dict[str, str]]:
+    import datetime
+    import pathlib
+    import typing
+    import uuid
+    from decimal import Decimal
+    from ipaddress import IPv4Address
 
+    import pydantic
     from pydantic import ValidationError, create_model
 
-    names = dict(locals()) | {"Callable": Callable}
+    names: dict[str, Any] = {"datetime": datetime, "pathlib": pathlib, "uuid": uuid, "Callable": Callable}
+    names |= {"Decimal": Decimal, "IPv4Address": IPv4Address, "Literal": typing.Literal, "Annotated": typing.Annotated}
+    names |= {name: getattr(pydantic, name) for name in ("Field", "AnyUrl", "Json", "StrictInt", "StrictBool")}
     for kind in PYDANTIC_TYPES:
         model = create_model("EngineConfig", setting=(eval(kind, names), ...))
         for value in PYDANTIC_VALUES:
