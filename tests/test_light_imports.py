@@ -61,12 +61,14 @@ def test_public_names() -> None:
     assert headrace.__version__ == "0.1.0"
     assert set(headrace.__all__) <= set(dir(headrace))
     assert set(headrace.__all__) == {
+        "Handle",
         "HeadraceError",
         "OffloadConfig",
         "PrefetchOffloadConfig",
         "UVAOffloadConfig",
         "__version__",
         "load",
+        "offload",
         "report",
     }
 
