@@ -1,6 +1,44 @@
-"""No luck in tests: property tests try the same examples on every run, on every machine."""
+"""No luck in tests: property tests try the same examples on every run, on every machine.
 
+Also what the tests of offload() share; torch is loaded only by tests that ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("headrace", derandomize=True, database=None, deadline=None, max_examples=100)
 settings.load_profile("headrace")
+
+
+@pytest.fixture
+def without_gradients() -> Iterator[None]:
+    import torch
+
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Any]]:
+    """Offloads, and at the end closes and finds every module as it was."""
+    from tiny_modules import same, snapshot
+    from tiny_offloads import ALL
+
+    from headrace.offloading import offload
+
+    made: list[tuple[Any, dict[str, Any]]] = []
+
+    def open_module(module: Any, config: Any = ALL, **options: Any) -> Any:
+        before = snapshot(module)
+        made.append((offload(module, config, **options), before))
+        return made[-1][0]
+
+    yield open_module
+    for handle, before in made:
+        handle.close()
+        assert same(snapshot(handle.module), before)
