@@ -40,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 def test_close_gives_everything_back_again_and_again() -> None:
     module, resident = stack(), stack()
+    gc.collect()  # what other tests have left behind is not counted
     before, threads, descriptors = snapshot(module), threading.active_count(), open_files()
     for config in (ALL, MAPPED, groups(2, 1, 3), ALL):
         with offload(module, config) as handle:
