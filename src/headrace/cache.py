@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_directory(name: str) -> Path:
-    """The directory for one kind of thing; it may not exist yet."""
+    """Where one kind of thing is, in a directory or a file of this name; it may not exist yet."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification has relative paths ignored.
     base = Path(root) if os.path.isabs(root) else Path.home() / ".cache"

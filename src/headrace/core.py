@@ -12,6 +12,10 @@ from typing import Literal
 DIRECT_ALIGNMENT = 4096
 """Direct I/O wants file offset, length and memory address at multiples of the logical block size; 4096 suits all."""
 
+CHUNK_BYTES = 4 * 2**20
+READER_THREADS = 4
+"""How the disk is read: by so many threads, each in pieces of this size that it needs memory for."""
+
 TENSOR_ALIGNMENT = 64
 """Tensors start at multiples of this in slots and residents alike: kernels pick their path by alignment, and another
 path can give other last bits."""

@@ -16,6 +16,9 @@ from headrace.errors import InvalidSetting
 LINK_SHARE = 0.8
 """Of a PCIe link's raw rate: what packets and their headers leave of it for large copies, as a rule of thumb."""
 
+CONTEXT_BYTES = 600 * 2**20
+"""What a CUDA context and the workspaces of its libraries take of a GPU. An assumption: not measured yet."""
+
 _PCIE_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
 """Of 16 lanes, one way, by generation."""
 

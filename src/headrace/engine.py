@@ -21,10 +21,10 @@ from headrace.blocks import Block, Weight, tensor_view
 from headrace.config import OffloadConfig, parse_size
 from headrace.copying.accelerator import open_device
 from headrace.copying.device import Device
-from headrace.copying.disk import CHUNK_BYTES, READER_THREADS, DiskReader, measure_bytes_per_s
+from headrace.copying.disk import DiskReader, measure_bytes_per_s
 from headrace.copying.rates import measure
 from headrace.copying.slots import Slab
-from headrace.core import Link, Machine, ModelShape, Plan, Tier
+from headrace.core import CHUNK_BYTES, READER_THREADS, Link, Machine, ModelShape, Plan, Tier
 from headrace.devices import Around
 from headrace.errors import BudgetBeyondMemory, BudgetTooSmall, NotEnoughMemory, NotLoadedHere
 from headrace.metrics import Metrics

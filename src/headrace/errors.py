@@ -132,6 +132,12 @@ def concrete_errors(root: type[HeadraceError] = HeadraceError) -> Iterator[type[
         yield from concrete_errors(child)
 
 
+def error_with_id(error_id: str) -> type[HeadraceError] | None:
+    """Our own class with this id. Subclasses that others have made are not ours to describe."""
+    ours = (kind for kind in concrete_errors() if kind.__module__ == __name__)
+    return next((kind for kind in ours if kind.error_id() == error_id), None)
+
+
 class Reason(ValueError):
     """Why something cannot be used, on its way to the `reason` of an error; never leaves the room that raised it."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace import datasheets, errors, machine, machinefile, probing, sources, store
 from headrace.config import OffloadConfig
-from headrace.core import Machine, ModelShape, Plan, StoredTensor
+from headrace.core import CHUNK_BYTES, READER_THREADS, Machine, ModelShape, Plan, StoredTensor
 from headrace.importing.header import is_gguf, read_header
 from headrace.planner import (
     DEFAULT_CONTEXT,
@@ -32,14 +32,12 @@ from headrace.sizing.outline import Outline
 from headrace.sizing.quantized import UnknownQuantization, quantize
 from headrace.sizing.shape import model_shape
 
-STAGING_BYTES = 4 * 4 * 2**20
-"""Of the engine's reader: threads times chunk."""
+STAGING_BYTES = READER_THREADS * CHUNK_BYTES
+"""Of the engine's reader."""
 BASELINE_BYTES = 372 * 2**20
 """Interpreter, torch, transformers, before a tokenizer is loaded: measured (docs/log.md)."""
 TOKENIZER_FACTOR = 7.8
 """Bytes in memory for one byte of tokenizer.json: measured (docs/log.md)."""
-DEVICE_BASELINE_BYTES = 600 * 2**20
-"""A CUDA context and the workspaces of its libraries. An assumption: not measured yet."""
 HOST_BASELINE_BYTES = 3 * 2**30
 """Interpreter and libraries beside an accelerator. An assumption: not measured yet."""
 ANSWER_TOKENS = 256
@@ -242,7 +240,7 @@ def demand_for(
         return Demand(memory_bytes=budget, baseline_bytes=baseline, **common)
     return Demand(
         memory_bytes=memory if memory is not None else int(here.accelerator.memory_bytes * MEMORY_SHARE),
-        baseline_bytes=DEVICE_BASELINE_BYTES,
+        baseline_bytes=datasheets.CONTEXT_BYTES,
         has_accelerator=True,
         host_bytes=host_memory if host_memory is not None else int(here.memory_bytes * MEMORY_SHARE),
         host_baseline_bytes=HOST_BASELINE_BYTES,

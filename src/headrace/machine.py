@@ -9,8 +9,10 @@ import contextlib
 import ctypes
 import os
 import resource
+import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -127,13 +129,7 @@ def measure_compute_bytes_per_s(dtype: str = "bfloat16", nbytes: int = 48 * 2**2
     rows = nbytes // (columns * torch.empty(0, dtype=element).element_size())
     weight = torch.full((rows, columns), 0.5, dtype=element)
     token = torch.ones((1, columns), dtype=element)
-    seconds = []
-    with torch.inference_mode():
-        for _ in range(6):
-            start_s = time.perf_counter()
-            torch.nn.functional.linear(token, weight)
-            seconds.append(time.perf_counter() - start_s)
-    return nbytes / sorted(seconds[1:])[2]  # the first one sets the kernels up
+    return nbytes / _seconds(lambda: torch.nn.functional.linear(token, weight), unmeasured=1)
 
 
 def measure_operations_per_s(dtype: str = "bfloat16", side: int = 1024) -> float:
@@ -141,10 +137,17 @@ def measure_operations_per_s(dtype: str = "bfloat16", side: int = 1024) -> float
     import torch
 
     matrix = torch.full((side, side), 0.5, dtype=getattr(torch, dtype))
+    return 2 * side**3 / _seconds(lambda: torch.nn.functional.linear(matrix, matrix), unmeasured=2)
+
+
+def _seconds(product: Callable[[], object], unmeasured: int) -> float:
+    """The median of five; before them some that set the kernels up."""
+    import torch
+
     seconds = []
     with torch.inference_mode():
-        for _ in range(7):
+        for _ in range(unmeasured + 5):
             start_s = time.perf_counter()
-            torch.nn.functional.linear(matrix, matrix)
+            product()
             seconds.append(time.perf_counter() - start_s)
-    return 2 * side**3 / sorted(seconds[2:])[2]
+    return statistics.median(seconds[unmeasured:])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.cache import cache_directory
 from headrace.core import Accelerator, Link, Machine, Tier
 from headrace.errors import NotWritable, Reason, UnusableMachineFile
 
@@ -19,9 +19,7 @@ VERSION = 1
 
 def cache_file() -> Path:
     """Where `headrace machine` keeps what it measured here."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(root) if os.path.isabs(root) else Path.home() / ".cache"
-    return base / "headrace" / "machine.json"
+    return cache_directory("machine.json")
 
 
 def to_json(machine: Machine) -> dict[str, Any]:

@@ -28,10 +28,12 @@ from headrace.blocks import Block, Weight
 from headrace.config import OffloadConfig, parse_size
 from headrace.copying.accelerator import open_device
 from headrace.copying.device import Device
-from headrace.copying.disk import CHUNK_BYTES, READER_THREADS, measure_bytes_per_s
+from headrace.copying.disk import measure_bytes_per_s
 from headrace.copying.spill import spilled_size
 from headrace.core import (
+    CHUNK_BYTES,
     DIRECT_ALIGNMENT,
+    READER_THREADS,
     BlockShape,
     Link,
     Machine,
@@ -44,13 +46,9 @@ from headrace.core import (
 from headrace.cuts import spread
 from headrace.errors import BudgetTooSmall, CannotOffload, ModuleBudgetTooSmall, NothingOffloaded, StillRunning
 from headrace.metrics import Metrics, Statistics
-from headrace.planner import Demand, plan
+from headrace.planner import MEMORY_SHARE, Demand, plan
 from headrace.reports import Category, Report
 from headrace.store import layout
-
-DEVICE_SHARE = 0.9
-"""Of what is free on a device or in host memory, when no budget is given."""
-
 
 SMALL_CHUNK_BYTES = 64 * 1024
 
@@ -251,7 +249,7 @@ def _plan(
         logits_bytes=0,
     )
     if memory_bytes is None and device is not None and config.resolved_backend == "auto":
-        memory_bytes = int(device.free_bytes * DEVICE_SHARE)
+        memory_bytes = int(device.free_bytes * MEMORY_SHARE)
     all_fits = memory_bytes is not None and shape.weight_bytes <= memory_bytes and config.resolved_backend == "auto"
     staging_bytes = 0 if device is not None or all_fits else staging.nbytes
     demand = Demand(memory_bytes, 0, staging_bytes, context_tokens=0, prefill_tokens=0)
@@ -340,7 +338,7 @@ class _Opening:
         if self.device is None:
             return set(self.moving)
         if host_bytes is None:
-            host_bytes = int(machine.available_bytes() * DEVICE_SHARE)
+            host_bytes = int(machine.available_bytes() * MEMORY_SHARE)
         sizes = [layout(item.weight.nbytes for item in items)[1] for items in self.moving.values()]
         return {block for block, away in zip(self.moving, spread(sizes, host_bytes), strict=True) if away}
 

@@ -20,11 +20,9 @@ from statistics import median
 from typing import Any
 
 from headrace import machine
-from headrace.core import DIRECT_ALIGNMENT, Accelerator, Link, Machine, Tier
+from headrace.core import CHUNK_BYTES, DIRECT_ALIGNMENT, READER_THREADS, Accelerator, Link, Machine, Tier
 from headrace.errors import InvalidSetting
 
-CHUNK_BYTES = 4 * 2**20
-THREADS = 4
 DISK_SECONDS = 2.0
 SCRATCH_BYTES = 256 * 2**20
 """Of the file that is written if none is given; it is removed again."""
@@ -143,7 +141,7 @@ def measure_disk_bytes_per_s(file: Path, seconds: float = DISK_SECONDS) -> tuple
             with lock:
                 done[0] += count
 
-    threads = [threading.Thread(target=read, name=f"headrace-probe-{number}") for number in range(THREADS)]
+    threads = [threading.Thread(target=read, name=f"headrace-probe-{number}") for number in range(READER_THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -18,8 +18,8 @@ from headrace import errors
 from headrace.backends.base import Backend
 from headrace.backends.packing import Packing
 from headrace.blocks import Block, Weight
-from headrace.copying.disk import CHUNK_BYTES
 from headrace.copying.slots import Slab
+from headrace.core import CHUNK_BYTES
 from headrace.metrics import Metrics
 from headrace.store import layout
 

@@ -15,7 +15,14 @@ import typer
 
 from headrace import __version__
 from headrace.cli import reference, terminal
-from headrace.cli.options import FlagsCommand, OffloadFlags, PassingCommand, with_offload_flags
+from headrace.cli.options import (
+    FlagsCommand,
+    HostMemory,
+    OffloadFlags,
+    PassingCommand,
+    TrustRemoteCode,
+    with_offload_flags,
+)
 from headrace.errors import HeadraceError
 
 app = typer.Typer(
@@ -101,12 +108,7 @@ def run(
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Where to compute: cpu (default), cuda or cuda:1.")
     ] = None,
-    host_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="With --device: the budget of the host's memory; what it does not hold stays on disk."
-        ),
-    ] = None,
+    host_memory: HostMemory = None,
     pin_memory: Annotated[
         bool,
         typer.Option(
@@ -129,9 +131,7 @@ def run(
             metavar="FILE", help="Write reads, waits and layer runs there as Chrome trace events (for Perfetto)."
         ),
     ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the answer and nothing else.")] = False,
 ) -> int:
     """Answer a prompt, or chat, with a model that need not fit into memory."""
@@ -210,9 +210,7 @@ def serve(
     enable_log_requests: Annotated[
         bool, typer.Option("--enable-log-requests", help="Log what requests say, which is never done otherwise.")
     ] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Serve a model that need not fit into memory. Requests that run at once share each pass over its weights."""
     from headrace.cli.serve import serve as command
@@ -272,12 +270,7 @@ def plan(
         str | None,
         typer.Option(metavar="NAME", help="cpu (default), cuda:0, or a GPU by its data sheet, like l40s or rtx-4090."),
     ] = None,
-    host_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="With --device: the budget of the host's memory; what it does not hold stays on disk."
-        ),
-    ] = None,
+    host_memory: HostMemory = None,
     context: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of a prompt and its answer; default: 2048.")
     ] = None,
@@ -301,9 +294,7 @@ def plan(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure.")] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Tell what a model would take and how fast it would be, before anything is loaded."""
     from headrace.cli import plan as command

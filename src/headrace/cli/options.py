@@ -23,6 +23,16 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from headrace.config import OffloadConfig
 
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")
+]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="With --device: the budget of the host's memory; what it does not hold stays on disk."
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadFlags:

@@ -19,14 +19,11 @@ from pathlib import Path
 
 from headrace import errors
 from headrace.copying.slots import Slab
-from headrace.core import DIRECT_ALIGNMENT
+from headrace.core import CHUNK_BYTES, DIRECT_ALIGNMENT, READER_THREADS
 from headrace.metrics import Metrics
 from headrace.store import Read
 
 logger = logging.getLogger(__name__)
-
-CHUNK_BYTES = 4 * 2**20
-READER_THREADS = 4
 
 
 OnEnd = Callable[[BaseException | None], None]

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.core import Machine
+from headrace.datasheets import CONTEXT_BYTES
 from headrace.peers.layout import PeerModel
 from headrace.peers.vllm import Offloaded
 
-CONTEXT_BYTES = 600 * 2**20
-"""The CUDA context and the libraries' workspaces. An assumption: not measured here."""
 GRAPH_BYTES = 512 * 2**20
 """CUDA graphs. An assumption: not measured here."""
 PROFILED_TOKENS = 2048

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
-from headrace.errors import HeadraceError, concrete_errors
+from headrace.errors import error_with_id
 from headrace.reference.examples import Example, examples
 
 
@@ -25,14 +25,14 @@ class OwnError:
 
 def own_error(page_id: str) -> OwnError | None:
     """The class that has this id, or None if it is no error of Headrace."""
-    for cls in concrete_errors():
-        if cls.error_id() == page_id and cls.__module__ == HeadraceError.__module__:
-            return OwnError(
-                name=cls.__name__,
-                meaning=inspect.getdoc(cls) or "",
-                template=cls.template,
-                remedy=cls.remedy,
-                rendered=cls(**cls.example).message,
-                example=examples().get(cls.__name__),
-            )
-    return None
+    cls = error_with_id(page_id)
+    if cls is None:
+        return None
+    return OwnError(
+        name=cls.__name__,
+        meaning=inspect.getdoc(cls) or "",
+        template=cls.template,
+        remedy=cls.remedy,
+        rendered=cls(**cls.example).message,
+        example=examples().get(cls.__name__),
+    )
