@@ -13,7 +13,7 @@ from torch import nn
 
 from headrace.backends.base import Backend
 from headrace.backends.packing import Packing
-from headrace.backends.rings import Delivery, DeviceRing, DiskRing, Ring, Slot
+from headrace.backends.rings import Delivery, DiskRing, Ring, Slot
 from headrace.blocks import Block, Weight
 from headrace.copying.disk import DiskReader
 from headrace.metrics import Metrics
@@ -179,16 +179,15 @@ class PrefetchBackend(Backend):
 
     def begin_pass(self) -> None:
         """Graphs replay copies behind our back: once there is one, each pass brings all it needs, and nothing more."""
-        if isinstance(self.ring, DeviceRing):
-            self._captured = self._captured or self.ring.device.capturing
-            if self._captured:
-                self.schedule.forget()
-                self.ring.fork()
+        self._captured = self._captured or self.ring.capturing
+        if self._captured:
+            self.schedule.forget()
+            self.ring.fork()
 
     def end_pass(self) -> None:
         if self.ring.times_uncounted > MANY_TIMES:
             self.ring.count_time()
-        if self._captured and isinstance(self.ring, DeviceRing):
+        if self._captured:
             self.ring.join()
 
     def close(self) -> None:

@@ -65,6 +65,17 @@ class Ring(ABC):
         return sum(slot.bytes.numel() for slot in self.slots)
 
     @property
+    def capturing(self) -> bool:
+        """Whether what is put on the device now goes into a graph."""
+        return False
+
+    def fork(self) -> None:  # noqa: B027 (only a device has graphs)
+        """Let what is brought from now on begin where the calling thread's stream is."""
+
+    def join(self) -> None:  # noqa: B027
+        """Let what follows on the calling thread's stream happen after all that was brought."""
+
+    @property
     def times_uncounted(self) -> int:
         """How much `count_time` would have to look at."""
         return 0
@@ -234,7 +245,7 @@ class DeviceRing(Ring):
         delivery = DeviceDelivery(self, index, slot)
         packing = self.packings[index]
         from_disk = packing.disk_offset < packing.nbytes and bool(packing.reads)
-        if from_disk and self.device.capturing:
+        if from_disk and self.capturing:
             raise errors.CannotCapture(block=packing.block.name)
         if index in self.host:
             self.copy(slot, self.host[index], 0, page_locked=self.page_locked)
@@ -266,7 +277,7 @@ class DeviceRing(Ring):
         self._clock(self._waiting, begin, stream)
 
     def _stopwatch(self, stream: Stream) -> Event | None:
-        if self.device.capturing:  # what a graph does is not seen
+        if self.capturing:  # what a graph does is not seen
             return None
         begin = self.device.new_event()
         begin.record(stream)
@@ -280,12 +291,16 @@ class DeviceRing(Ring):
         times.append((begin, end))
 
     @property
+    def capturing(self) -> bool:
+        return self.device.capturing
+
+    @property
     def times_uncounted(self) -> int:
         return max(len(self._copying), len(self._waiting))
 
     def count_time(self) -> None:
         """Add the time that copies and waits for them took on the device to the metrics, as far as they are done."""
-        if self.device.capturing:  # where even to look is refused
+        if self.capturing:  # where even to look is refused
             return
         for times, counter in ((self._copying, "copy_s"), (self._waiting, "device_stall_s")):
             while times and times[0][1].done:
