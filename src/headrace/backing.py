@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from headrace.blocks import Block, Weight
+from headrace.copying.arena import HostArena
 from headrace.copying.device import Device
 from headrace.copying.disk import DiskReader
-from headrace.copying.slots import Slab
 from headrace.copying.spill import SpillFile
 from headrace.core import DIRECT_ALIGNMENT, Segment, StoredTensor
 from headrace.live import Live
@@ -42,16 +42,13 @@ class Backing:
         self.metrics = metrics
         self.host: dict[Block, torch.Tensor] = {}
         """Blocks in host memory, packed."""
-        self.views: dict[Block, torch.Tensor] = {}
-        """The same as the device sees them, once `map` was called."""
-        self.page_locked = False
+        self.arena: HostArena | None = None
         self.fallbacks: list[str] = []
         self.reader: DiskReader | None = None
         self.chunk_bytes = chunk_bytes
         self._threads = threads
         self.held = contextlib.ExitStack()
         """Gives back what is held. Knows no modules: what closes a module's backing must not keep it alive."""
-        self._arena: Slab | None = None
         self._arena_used = 0
         self._spill: SpillFile | None = None
         self._in_host: dict[Weight, torch.Tensor] = {}
@@ -61,14 +58,12 @@ class Backing:
     def reserve(self, host_bytes: int, disk_bytes: int, *, pin_memory: bool) -> None:
         """Make room before anything is moved. Raises: SpillFailed."""
         if host_bytes:
-            self._arena = Slab(host_bytes)
-            refused = self._page_lock(self._arena) if pin_memory else None
-            self.page_locked = pin_memory and refused is None
+            assert self.device is not None
+            self.arena = HostArena(host_bytes, self.device)
+            self.held.callback(self.arena.close)
+            refused = self.arena.page_lock() if pin_memory else None
             if refused is not None:
-                self.announce(f"host memory is not page-locked ({refused}): copies to the device are not overlapped")
-            if self.page_locked:
-                assert self.device is not None
-                self.held.callback(_unlock, self.device, self._arena)
+                self.announce(refused)
         if disk_bytes:
             self._spill = SpillFile(disk_bytes)
             self.held.callback(self._spill.close)
@@ -81,20 +76,16 @@ class Backing:
         if self._spill is not None:
             self._spill.drop_cached()
 
-    def _page_lock(self, slab: Slab) -> str | None:
-        assert self.device is not None
-        return self.device.page_lock(slab)
-
     def put(self, block: Block, lives: Sequence[Live], *, on_disk: bool) -> list[Weight]:
         """Copy the bytes of `lives` away, as one packed run, and say where they are. Raises: SpillFailed."""
         offsets, nbytes = layout(live.weight.nbytes for live in lives)
         if on_disk:
             return self._spill_block(lives, offsets)
-        assert self._arena is not None
+        assert self.arena is not None
         begin = self._arena_used
         self._arena_used += nbytes
-        assert self._arena_used <= self._arena.nbytes
-        self.host[block] = self._arena.bytes[begin : begin + nbytes]
+        assert self._arena_used <= self.arena.nbytes
+        self.host[block] = self.arena.bytes[begin : begin + nbytes]
         weights = []
         for live, offset in zip(lives, offsets, strict=True):
             assert live.bytes is not None
@@ -121,15 +112,6 @@ class Backing:
             self._on_disk[live.weight] = weights[-1]
         return weights
 
-    def map(self) -> None:
-        """Let the device see host memory in place. It was probed before that it can."""
-        assert self.device is not None
-        assert self._arena is not None
-        view, begin = self.device.view(self._arena), self._arena.address
-        for block, memory in self.host.items():
-            offset = memory.data_ptr() - begin
-            self.views[block] = view[offset : offset + memory.numel()]
-
     def bring_back(self, weight: Weight) -> torch.Tensor:
         """The bytes of `weight` in memory of their own, 1-d uint8. Raises: ReadError."""
         memory = torch.empty(weight.nbytes, dtype=torch.uint8)  # not a mapping each: the system limits their number
@@ -151,7 +133,7 @@ class Backing:
 
     @property
     def host_bytes(self) -> int:
-        return self._arena.nbytes if self._arena is not None else 0
+        return self.arena.nbytes if self.arena is not None else 0
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -172,12 +154,6 @@ class Backing:
 
     def close(self) -> None:
         self.held.close()
-        self.page_locked = False
-
-
-def _unlock(device: Device, arena: Slab) -> None:
-    device.wait_idle()
-    device.unlock(arena)
 
 
 def to_device(root: nn.Module, lives: Sequence[Live], device: torch.device) -> None:

@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from headrace.backends.base import Backend
+from headrace.backends.on_device import open_on_device
 from headrace.backends.packing import Packing
-from headrace.backends.prefetch import PrefetchBackend
-from headrace.backends.rings import DeviceRing
-from headrace.backends.zero_copy import ZeroCopyBackend, why_not_in_place
 from headrace.blocks import Block, Weight
+from headrace.copying.arena import HostArena
 from headrace.copying.device import Device
 from headrace.copying.disk import DiskReader
 from headrace.copying.slots import Slab
@@ -42,8 +41,7 @@ class Around:
         self.metrics = metrics
         self.pin_memory = pin_memory
         self.fallbacks: list[str] = []
-        self._arena: Slab | None = None
-        self._page_locked = False
+        self._arena: HostArena | None = None
         self._residents: torch.Tensor | None = None
 
     def load_residents(
@@ -89,29 +87,23 @@ class Around:
             for block, weights in moving.items()
         ]
         host = self._fill_host(packings, on_progress)
-        if made.backend == "uva":
-            refused = self._why_not_in_place(packings)
-            if refused is None:
-                return self._in_place(moving, packings, host)
-            self._announce(f"uva is not possible ({refused}): weights are copied to the device for each run")
-        slots = min(max(1, made.slots), len(packings))
-        ring = DeviceRing(
+        return open_on_device(
+            made,
             packings,
-            slots,
-            self.device,
             self.metrics,
+            self.device,
+            arena=self._arena,
             host=host,
             reader=self.reader,
-            page_locked=self._page_locked,
+            announce=self._announce,
         )
-        return PrefetchBackend(list(moving), moving, self.metrics, ring=ring)
 
     def _fill_host(self, packings: Sequence[Packing], on_progress: Progress | None) -> dict[int, torch.Tensor]:
         sizes = [align_up(packing.disk_offset, DIRECT_ALIGNMENT) for packing in packings]
         total = sum(sizes)
         if not total:
             return {}
-        arena = self._arena = Slab(total)
+        arena = self._arena = HostArena(total, self.device)
         placements: list[Placement] = []
         host: dict[int, torch.Tensor] = {}
         begin = 0
@@ -128,12 +120,10 @@ class Around:
             if on_progress is not None:
                 on_progress("loading host memory", done, total)
 
-        self._read(placements, arena, count)
-        if self.pin_memory:
-            refused = self.device.page_lock(arena)
-            self._page_locked = refused is None
-            if refused is not None:
-                self._announce(f"host memory is not page-locked ({refused}): copies to the device are not overlapped")
+        self._read(placements, arena.slab, count)
+        refused = arena.page_lock() if self.pin_memory else None
+        if refused is not None:
+            self._announce(refused)
         return host
 
     def _read(self, placements: list[Placement], slab: Slab, on_read: Callable[[int], None]) -> None:
@@ -143,24 +133,6 @@ class Around:
             self.reader.submit(some, slab.address, "weights", keep=slab).wait()
             on_read(sum(read.needed_bytes for read in some))
 
-    def _why_not_in_place(self, packings: Sequence[Packing]) -> str | None:
-        if not self._page_locked:
-            return "host memory is not page-locked"
-        if any(packing.reads for packing in packings):
-            return "host memory does not hold all that is offloaded"
-        return why_not_in_place(self.device)
-
-    def _in_place(
-        self, moving: Mapping[Block, Sequence[Weight]], packings: Sequence[Packing], host: Mapping[int, torch.Tensor]
-    ) -> Backend:
-        assert self._arena is not None
-        view = self.device.view(self._arena)
-        views = {}
-        for index, packing in enumerate(packings):
-            offset = host[index].data_ptr() - self._arena.address
-            views[packing.block] = view[offset : offset + packing.nbytes]
-        return ZeroCopyBackend(list(moving), moving, self.metrics, views)
-
     def _announce(self, message: str) -> None:
         self.fallbacks.append(message)
         logger.warning(message)
@@ -168,10 +140,8 @@ class Around:
     def close(self) -> None:
         """The backend is closed: nothing uses host memory, or what stays on the device, any more."""
         self.device.wait_idle()
-        if self._page_locked:
-            assert self._arena is not None
-            self.device.unlock(self._arena)
-            self._page_locked = False
+        if self._arena is not None:
+            self._arena.close()
 
     def free_residents(self) -> None:
         """Give back the device memory of what stays: the model cannot run any more. Idempotent."""

@@ -19,10 +19,10 @@ from headrace import live, machine
 from headrace.backends import backend_class
 from headrace.backends.base import Backend
 from headrace.backends.guard import guard, is_guarded, put_away
+from headrace.backends.on_device import open_on_device
 from headrace.backends.packing import Packing
 from headrace.backends.prefetch import PrefetchBackend
-from headrace.backends.rings import DeviceRing
-from headrace.backends.zero_copy import ZeroCopyBackend, why_not_in_place
+from headrace.backends.zero_copy import ZeroCopyBackend
 from headrace.backing import Backing, to_device
 from headrace.blocks import Block, Weight
 from headrace.config import OffloadConfig, parse_size
@@ -316,7 +316,7 @@ class _Opening:
     def open(self, host_bytes: int | None, *, pin_memory: bool) -> _Opened:
         with contextlib.ExitStack() as undo:
             undo.callback(self._roll_back)
-            weights = self._put_away(self._on_disk(host_bytes), pin_memory=pin_memory)
+            weights = self._put_away(host_bytes, pin_memory=pin_memory)
             if self.device is not None:
                 to_device(self.module, self.stayed, self.device.torch_device)
             made = self._measured()
@@ -333,17 +333,9 @@ class _Opening:
         weakref.finalize(self.module, self.backing.held.close)
         return _Opened(self.module, made, backend, self.metrics, self.backing, self.moved, self.stayed, unguard)
 
-    def _on_disk(self, host_bytes: int | None) -> set[Block]:
-        """The blocks that host memory has no room for, spread over the pass."""
-        if self.device is None:
-            return set(self.moving)
-        if host_bytes is None:
-            host_bytes = int(machine.available_bytes() * MEMORY_SHARE)
-        sizes = [layout(item.weight.nbytes for item in items)[1] for items in self.moving.values()]
-        return {block for block, away in zip(self.moving, spread(sizes, host_bytes), strict=True) if away}
-
-    def _put_away(self, on_disk: set[Block], *, pin_memory: bool) -> dict[Block, list[Weight]]:
+    def _put_away(self, host_bytes: int | None, *, pin_memory: bool) -> dict[Block, list[Weight]]:
         packed = {block: layout(item.weight.nbytes for item in items)[1] for block, items in self.moving.items()}
+        on_disk = self._on_disk(packed, host_bytes)
         self.backing.reserve(
             sum(nbytes for block, nbytes in packed.items() if block not in on_disk),
             spilled_size([nbytes for block, nbytes in packed.items() if block in on_disk]),
@@ -358,6 +350,15 @@ class _Opening:
         self.backing.flush()
         return weights
 
+    def _on_disk(self, packed: dict[Block, int], host_bytes: int | None) -> set[Block]:
+        """The blocks that host memory has no room for, spread over the pass."""
+        if self.device is None:
+            return set(packed)
+        if host_bytes is None:
+            host_bytes = int(machine.available_bytes() * MEMORY_SHARE)
+        away = spread(list(packed.values()), host_bytes)
+        return {block for block, is_away in zip(packed, away, strict=True) if is_away}
+
     def _backend(self, weights: dict[Block, list[Weight]]) -> Backend:
         blocks = list(weights)
         if not blocks:
@@ -371,12 +372,6 @@ class _Opening:
 
     def _on_device(self, blocks: list[Block], weights: dict[Block, list[Weight]]) -> Backend:
         assert self.device is not None
-        if self.made.backend == "uva":
-            refused = self._why_not_in_place(blocks)
-            if refused is None:
-                self.backing.map()
-                return ZeroCopyBackend(blocks, weights, self.metrics, self.backing.views)
-            self.backing.announce(f"uva is not possible ({refused}): weights are copied to the device for each run")
         packings = [
             Packing(
                 block,
@@ -386,24 +381,16 @@ class _Opening:
             )
             for block in blocks
         ]
-        ring = DeviceRing(
+        return open_on_device(
+            self.made,
             packings,
-            min(max(1, self.made.slots), len(blocks)),
-            self.device,
             self.metrics,
+            self.device,
+            arena=self.backing.arena,
             host={index: self.backing.host[block] for index, block in enumerate(blocks) if block in self.backing.host},
             reader=self.backing.reader,
-            page_locked=self.backing.page_locked,
+            announce=self.backing.announce,
         )
-        return PrefetchBackend(blocks, weights, self.metrics, ring=ring)
-
-    def _why_not_in_place(self, blocks: list[Block]) -> str | None:
-        assert self.device is not None
-        if not self.backing.page_locked:
-            return "host memory is not page-locked"
-        if any(block not in self.backing.host for block in blocks):
-            return "host memory does not hold all that is offloaded"
-        return why_not_in_place(self.device)
 
     def _measured(self) -> Plan:
         """The plan with the rate of the link that it has to share."""
