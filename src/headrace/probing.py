@@ -13,11 +13,10 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from headrace import machine
 from headrace.core import CHUNK_BYTES, DIRECT_ALIGNMENT, READER_THREADS, Accelerator, Link, Machine, Tier
@@ -27,6 +26,8 @@ DISK_SECONDS = 2.0
 SCRATCH_BYTES = 256 * 2**20
 """Of the file that is written if none is given; it is removed again."""
 COPY_BYTES = 128 * 2**20
+DEVICE_SIDE = 8192
+"""Of the matrices that an accelerator multiplies."""
 WEIGHT_BYTES = 512 * 2**20
 """More than caches hold: a small matrix would be read out of them, pass after pass."""
 
@@ -224,37 +225,10 @@ def _accelerator() -> Accelerator | None:
 
     if not torch.cuda.is_available():
         return None
-    device = torch.device("cuda:0")
-    free, _ = torch.cuda.mem_get_info(device)
-    pinned = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
-    target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
-    link = _device_rate(COPY_BYTES, lambda: target.copy_(pinned, non_blocking=True))
-    side = 8192
-    matrix = torch.ones((side, side), dtype=torch.bfloat16, device=device)
-    vector = torch.ones((1, side), dtype=torch.bfloat16, device=device)
-    memory = _device_rate(2 * side * side, lambda: torch.nn.functional.linear(vector, matrix))
-    operations = _device_rate(2 * side**3, lambda: matrix @ matrix)
-    return Accelerator(
-        name=torch.cuda.get_device_name(device),
-        memory_bytes=int(free),
-        link=Link(Tier.HOST, Tier.DEVICE, link),
-        memory_bytes_per_s=memory,
-        operations_per_s=operations,
-        source="measured",
-    )
+    from headrace.copying.accelerator import open_accelerator
+    from headrace.copying.rates import measure
 
-
-def _device_rate(amount: float, work: Callable[[], object], rounds: int = 5) -> float:
-    """How much of `amount` per second, by the device's own clock: the median of some rounds."""
-    import torch
-
-    make_event: Any = torch.cuda.Event
-    seconds: list[float] = []
-    for _ in range(rounds + 1):
-        start, stop = (make_event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        stop.record()
-        stop.synchronize()
-        seconds.append(start.elapsed_time(stop) / 1e3)
-    return amount / max(median(seconds[1:]), 1e-9)
+    device = open_accelerator(torch.device("cuda:0"))
+    assert device is not None
+    measured = measure(device, copy_bytes=COPY_BYTES, side=DEVICE_SIDE)
+    return replace(measured, name=torch.cuda.get_device_name(device.torch_device))

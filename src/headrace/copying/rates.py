@@ -16,15 +16,19 @@ SIDE = 4096
 ROUNDS = 5
 
 
-def measure(device: Device) -> Accelerator:
-    """What the planner needs to know of `device`: the medians of some rounds, in some tens of milliseconds."""
-    slab = Slab(COPY_BYTES)
+def measure(device: Device, *, copy_bytes: int = COPY_BYTES, side: int = SIDE) -> Accelerator:
+    """What the planner needs to know of `device`: the medians of some rounds, in some tens of milliseconds.
+
+    `copy_bytes` go over the link at once; square matrices of `side` in bfloat16 are multiplied.
+    """
+    memory_bytes = device.free_bytes
+    slab = Slab(copy_bytes)
     page_locked = device.page_lock(slab) is None
-    target = device.allocate(COPY_BYTES, "measuring the link")
+    target = device.allocate(copy_bytes, "measuring the link")
     stream = device.new_stream()
     try:
         slab.bytes.zero_()
-        link = COPY_BYTES / _seconds(
+        link = copy_bytes / _seconds(
             device, stream, lambda: device.copy(target, slab.bytes, stream, page_locked=page_locked)
         )
     finally:
@@ -32,16 +36,16 @@ def measure(device: Device) -> Accelerator:
         device.free(target)
         if page_locked:
             device.unlock(slab)
-    matrix = torch.ones((SIDE, SIDE), dtype=torch.bfloat16, device=device.torch_device)
+    matrix = torch.ones((side, side), dtype=torch.bfloat16, device=device.torch_device)
     current = device.current_stream()
     memory = _seconds(device, current, lambda: torch.nn.functional.linear(matrix[:1], matrix))
     products = _seconds(device, current, lambda: matrix @ matrix) if device.torch_device.type != "cpu" else memory
     return Accelerator(
         name=str(device.torch_device),
-        memory_bytes=device.free_bytes,
+        memory_bytes=memory_bytes,
         link=Link(Tier.HOST, Tier.DEVICE, link),
-        memory_bytes_per_s=2 * SIDE * SIDE / memory,
-        operations_per_s=2 * SIDE**3 / products,
+        memory_bytes_per_s=2 * side * side / memory,
+        operations_per_s=2 * side**3 / products,
         source="measured",
     )
 
