@@ -123,6 +123,7 @@ class Engine:
         tokens = context(tokenizer, longest) if callable(context) else (context, context)
         metrics = Metrics(tracing=tracing)
         reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
+        around = None if target is None else Around(target, reader, metrics, pin_memory=pin_memory)
         try:
             here = _measure(reader, checkpoint, skeleton.dtype, target)
             machine.trim_memory()
@@ -147,10 +148,12 @@ class Engine:
                 on_plan(made)
             if made.backend == "resident":  # memory is not scarce: as fast as any other program
                 machine.tune_allocator(return_memory=False)
-            around = None if target is None else Around(target, reader, metrics, pin_memory=pin_memory)
             backend = _carry_out(made, skeleton, reader, metrics, on_progress, around)
         except BaseException:
             reader.close()
+            if around is not None:
+                around.close()
+                around.free_residents()
             raise
         metrics.reset()
         return cls(skeleton, tokenizer, made, backend, reader, metrics, memory_bytes, around)
@@ -291,13 +294,17 @@ def _carry_out(
     else:
         backend = _backend(made, moving, reader, metrics)
     device = None if around is None else around.device.torch_device
-    for block in skeleton.blocks.moving:
-        if block.table is not None and block.weights[0] in elsewhere:
-            RowTable(block.weights[0], block.table, reader, metrics, device).attach()
-    backend.attach(skeleton.model)
-    if elsewhere:
-        put_away((weight for weight in elsewhere if _is_offloaded(weight)), device or torch.device("cpu"))
-        guard(skeleton.model)
+    try:
+        for block in skeleton.blocks.moving:
+            if block.table is not None and block.weights[0] in elsewhere:
+                RowTable(block.weights[0], block.table, reader, metrics, device).attach()
+        backend.attach(skeleton.model)
+        if elsewhere:
+            put_away((weight for weight in elsewhere if _is_offloaded(weight)), device or torch.device("cpu"))
+            guard(skeleton.model)
+    except BaseException:
+        backend.close()
+        raise
     return backend
 
 

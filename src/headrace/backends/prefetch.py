@@ -129,8 +129,17 @@ class PrefetchBackend(Backend):
         packing = self.packings[index]
         slot = self.ring.new_slot(packing.nbytes)
         self.metrics.add(overflow_slots=1, slot_misses=1, blocks_run=1)
-        self.ring.bring(index, slot, urgent=True).wait()
-        self._bind(index, None, slot, packing.parameters(slot.bytes))
+        delivery: Delivery | None = None
+        try:
+            delivery = self.ring.bring(index, slot, urgent=True)
+            delivery.wait()
+            self._bind(index, None, slot, packing.parameters(slot.bytes))
+        except BaseException:
+            if delivery is not None:
+                delivery.cancel()
+                delivery.wait_idle()
+            self.ring.free(slot)
+            raise
 
     # --- into the slots -------------------------------------------------------------------------------------------
 
