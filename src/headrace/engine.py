@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headrace import machine, model, sources, store
+from headrace import machine, machinefile, model, sources, store
 from headrace.backends import backend_class
 from headrace.backends.base import Backend, RowTable
 from headrace.backends.guard import guard, put_away
@@ -220,7 +220,7 @@ def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtyp
     weights_per_s = machine.measure_compute_bytes_per_s(name)  # first: its memory must not be the process's peak
     operations_per_s = machine.measure_operations_per_s(name)
     per_layer_s, per_pass_s = model.measure_overhead_s()
-    return Machine(
+    here = Machine(
         memory_bytes=machine.available_bytes(),
         cores=machine.cores(),
         disk=Link(Tier.DISK, Tier.DEVICE, measure_bytes_per_s(reader, checkpoint.files)),
@@ -229,6 +229,24 @@ def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtyp
         layer_overhead_s=per_layer_s,
         pass_overhead_s=per_pass_s,
         accelerator=None if device is None else measure(device),
+    )
+    # Measured here in a moment all the same: it loads the code that a pass will run, which belongs to the baseline.
+    return _with_what_was_kept(here)
+
+
+def _with_what_was_kept(here: Machine) -> Machine:
+    """The processor's rates as `headrace machine` measured them, in more time, if it did: those that plans are made with."""
+    kept = machinefile.read_cached()
+    if kept is None or kept.cores != here.cores:
+        return here
+    return dataclasses.replace(
+        here,
+        compute_bytes_per_s=kept.compute_bytes_per_s,
+        compute_operations_per_s=kept.compute_operations_per_s,
+        layer_overhead_s=kept.layer_overhead_s,
+        pass_overhead_s=kept.pass_overhead_s,
+        expert_overhead_s=kept.expert_overhead_s,
+        products=kept.products,
     )
 
 

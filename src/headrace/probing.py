@@ -13,13 +13,23 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
 from headrace import machine
-from headrace.core import CHUNK_BYTES, DIRECT_ALIGNMENT, READER_THREADS, Accelerator, Link, Machine, Tier
+from headrace.core import (
+    CHUNK_BYTES,
+    DIRECT_ALIGNMENT,
+    HUGE_PAGE_BYTES,
+    READER_THREADS,
+    Accelerator,
+    Link,
+    Machine,
+    Products,
+    Tier,
+)
 from headrace.errors import InvalidSetting
 
 DISK_SECONDS = 2.0
@@ -28,8 +38,7 @@ SCRATCH_BYTES = 256 * 2**20
 COPY_BYTES = 128 * 2**20
 DEVICE_SIDE = 8192
 """Of the matrices that an accelerator multiplies."""
-WEIGHT_BYTES = 512 * 2**20
-"""More than caches hold: a small matrix would be read out of them, pass after pass."""
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +71,12 @@ def probe(file: Path | None = None) -> Probed:
             memory_bytes=machine.available_bytes(),
             cores=machine.cores(),
             disk=Link(Tier.DISK, Tier.DEVICE, disk_rate),
-            compute_bytes_per_s=kernels[0],
-            compute_operations_per_s=kernels[1],
-            layer_overhead_s=kernels[2],
-            pass_overhead_s=kernels[3],
+            compute_bytes_per_s=kernels.bytes_per_s,
+            compute_operations_per_s=kernels.operations_per_s,
+            layer_overhead_s=kernels.layer_s,
+            pass_overhead_s=kernels.pass_s,
+            expert_overhead_s=kernels.expert_s,
+            products=kernels.products,
             accelerator=accelerator,
         ),
         tuple(notes),
@@ -132,7 +143,7 @@ def measure_disk_bytes_per_s(file: Path, seconds: float = DISK_SECONDS) -> tuple
     begin_s = time.perf_counter()
 
     def read() -> None:
-        buffer = mmap.mmap(-1, CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # page-aligned
+        buffer = _read_buffer()
         while time.perf_counter() - begin_s < seconds:
             with lock:
                 place = next(places, None)
@@ -149,6 +160,17 @@ def measure_disk_bytes_per_s(file: Path, seconds: float = DISK_SECONDS) -> tuple
         thread.join()
     os.close(descriptor)
     return done[0] / max(time.perf_counter() - begin_s, 1e-9), is_direct
+
+
+def _read_buffer() -> memoryview:
+    """Of one chunk, in huge pages as the engine's slots are."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, CHUNK_BYTES + HUGE_PAGE_BYTES, flags=flags)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    begin = -address % HUGE_PAGE_BYTES
+    return memoryview(memory)[begin : begin + CHUNK_BYTES]
 
 
 def _open(file: Path) -> tuple[int, bool]:
@@ -196,22 +218,41 @@ def measure_memory_bytes_per_s(rounds: int = 5) -> float:
     return median(rates[1:])
 
 
-def _kernels(copied: float) -> tuple[tuple[float, float, float, float], str]:
-    """Weight bytes per second, operations per second, seconds per layer and per pass; and how they came about."""
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """What the processor reaches, and what layers and passes cost beside their products."""
+
+    bytes_per_s: float
+    operations_per_s: float
+    layer_s: float = 0.0
+    pass_s: float = 0.0
+    expert_s: float = 0.0
+    products: Mapping[str, Products] = field(default_factory=dict)
+
+
+def _kernels(copied: float) -> tuple[_Kernels, str]:
+    """Measured or estimated, and how."""
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        guessed = (copied / 2, machine.cores() * GUESSED_OPERATIONS_PER_CORE_PER_S, 0.0, 0.0)
+        guessed = _Kernels(copied / 2, machine.cores() * GUESSED_OPERATIONS_PER_CORE_PER_S)
         return guessed, f"processor: estimated from its memory, since {missing[0]} is not installed"
-    from headrace.model import measure_overhead_s
+    from headrace.model import measure_expert_overhead_s, measure_overhead_s, measure_wide_overhead_s
 
     per_layer, per_pass = measure_overhead_s()
-    measured = (
-        machine.measure_compute_bytes_per_s(nbytes=WEIGHT_BYTES),
-        machine.measure_operations_per_s(),
-        per_layer,
-        per_pass,
+    products = {dtype: machine.measure_products(dtype) for dtype in DTYPES}
+
+    def bytes_per_s() -> float:
+        return machine.measure_products(DTYPES[0], product_rows=(1,)).rates[0][1]
+
+    measured = _Kernels(
+        bytes_per_s=products[DTYPES[0]].rates[0][1],
+        operations_per_s=machine.measure_operations_per_s(DTYPES[0]),
+        layer_s=max(per_layer, measure_wide_overhead_s(per_pass, bytes_per_s)),
+        pass_s=per_pass,
+        expert_s=measure_expert_overhead_s(per_layer),
+        products=products,
     )
-    return measured, "processor: torch's products in bfloat16, and a tiny Llama for what layers cost beside them"
+    return measured, f"processor: torch's products in {', '.join(DTYPES)}, and tiny models for what layers cost beside them"
 
 
 # --- accelerator ----------------------------------------------------------------------------------------------------

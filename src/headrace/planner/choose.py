@@ -288,7 +288,7 @@ def _assemble(
         memory=memory,
         bound=costs.bound(costs.decode_compute_s(shape, machine, demand), machine, per_pass, from_disk),
         prefill=costs.bound(costs.prefill_compute_s(shape, machine, demand), machine, per_pass, from_disk),
-        overhead_s=machine.pass_overhead_s + machine.layer_overhead_s * costs.layer_count(shape),
+        overhead_s=costs.overhead_s(shape, machine),
         batch=demand.batch,
         host=None if below is None else below.host,
         on_host=() if below is None else tuple(below.on_host.items()),

@@ -119,9 +119,8 @@ def multiplied_numbers(shape: ModelShape) -> float:
 
 def decode_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
     """Of one pass that makes a token for each sequence: its weights, and half of the cache, go through the cores."""
-    rate = machine.weight_bytes_per_s
     cached = (shape.kv_bytes_per_token * demand.context_tokens + _window_bytes(shape, demand)) * demand.batch / 2
-    return max((used_bytes(shape, demand.batch) + cached) / rate, _multiplying_s(shape, machine, demand.batch))
+    return _product_s(shape, machine, demand.batch) + cached / machine.weight_bytes_per_s
 
 
 def _window_bytes(shape: ModelShape, demand: Demand) -> int:
@@ -130,16 +129,24 @@ def _window_bytes(shape: ModelShape, demand: Demand) -> int:
 
 def prefill_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
     """Of the pass over the prompt."""
-    tokens = demand.prefill_tokens * demand.batch
-    return max(
-        used_bytes(shape, tokens) / machine.weight_bytes_per_s,
-        _multiplying_s(shape, machine, tokens) + _attending_s(shape, machine, demand),
-    )
+    return _product_s(shape, machine, demand.prefill_tokens * demand.batch) + _attending_s(shape, machine, demand)
 
 
-def _multiplying_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
+def _product_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
+    """Of all weights with so many rows: the time of those that must be gone through, or of those that each row needs."""
+    products = None if machine.accelerator is not None else machine.products.get(shape.dtype)
+    if products is not None:
+        return max(products.seconds(used_bytes(shape, tokens), 1), products.seconds(used_bytes(shape, 1), tokens))
     rate = machine.operations_per_s
-    return 2 * multiplied_numbers(shape) * tokens / rate if rate > 0 else 0.0
+    multiplying_s = 2 * multiplied_numbers(shape) * tokens / rate if rate > 0 else 0.0
+    return max(used_bytes(shape, tokens) / machine.weight_bytes_per_s, multiplying_s)
+
+
+def overhead_s(shape: ModelShape, machine: Machine) -> float:
+    """What a pass takes beside its products: the interpreter, and starting kernels."""
+    routed = sum(1 for block in shape.blocks if any(param.used_share < 1 for param in block.params))
+    layers = machine.layer_overhead_s * layer_count(shape)
+    return machine.pass_overhead_s + layers + machine.expert_overhead_s * routed
 
 
 def _attending_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
