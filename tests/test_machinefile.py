@@ -39,6 +39,8 @@ def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
         ({"cores": True}, "cores is True"),
         ({"memory_bytes": 0}, "memory_bytes is 0"),
         ({"layer_overhead_s": float("inf")}, "layer_overhead_s is inf"),
+        ({"disk_share": 1.5}, "at most 1"),
+        ({"compute_share": 0}, "above 0"),
         ({"expert_overhead_s": -1}, "above 0"),
         ({"products": [1]}, "products is not an object"),
         ({"products": {"bfloat16": [[1, 1e9]]}}, "products.bfloat16.rates is missing"),

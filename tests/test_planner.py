@@ -17,7 +17,7 @@ from headrace.config import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConf
 from headrace.core import BlockShape, ModelShape, ParamShape, Plan, Products, align_up
 from headrace.cuts import moved_bytes, slot_bytes
 from headrace.errors import BudgetTooSmall, NothingOffloaded
-from headrace.planner import Demand, memory_for_share, plan
+from headrace.planner import Demand, costs, memory_for_share, plan
 
 KIB = 1024
 GIB = 2**30
@@ -246,6 +246,21 @@ def test_computing_takes_what_products_of_that_dtype_and_so_many_rows_take() -> 
     assert seconds("bfloat16", batch=4) == pytest.approx(0.2)
     assert seconds("float16") == pytest.approx(10.0)
     assert seconds("float32") == pytest.approx(0.05), "not measured: the rate for every dtype"
+
+
+@given(st.floats(0.1, 1), st.floats(0.1, 1), st.floats(0, 10), st.integers(0, 10**10))
+def test_computing_and_reading_hold_each_other_up(
+    disk_share: float, compute_share: float, compute_s: float, nbytes: int
+) -> None:
+    here = dataclasses.replace(machine(disk_bytes_per_s=1e9), disk_share=disk_share, compute_share=compute_share)
+    reached = costs.bound(compute_s, here, nbytes, 0)
+    more = costs.contention_s(here, reached)
+    both = reached.compute_s + reached.moving_s
+    assert more >= -1e-9
+    assert reached.seconds + more <= max(both, reached.seconds / min(disk_share, compute_share)) + 1e-9
+    assert costs.contention_s(machine(), reached) == pytest.approx(0, abs=1e-9)
+    larger = costs.bound(compute_s, here, nbytes + 10**6, 0)
+    assert larger.seconds + costs.contention_s(here, larger) >= reached.seconds + more - 1e-9
 
 
 def test_layers_with_experts_take_more_beside_their_weights() -> None:

@@ -64,8 +64,9 @@ def test_an_estimate_says_that_it_is_one() -> None:
 def test_what_layers_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "measure_products", functools.partial(machine.measure_products, nbytes=1))
     kernels, why = probing._kernels(1e10)
-    assert 0 < kernels.pass_s < 10
-    assert 0 < kernels.layer_s < 10
+    assert 0 <= kernels.pass_s < 10
+    assert 0 <= kernels.layer_s < 10
+    assert kernels.pass_s + kernels.layer_s > 0
     assert 0 <= kernels.expert_s < 10
     assert set(kernels.products) == set(probing.DTYPES)
     assert "bfloat16" in why

@@ -47,6 +47,10 @@ class Segment:
     offset: int
     nbytes: int
 
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -190,6 +194,10 @@ class Machine:
     """What a pass takes beside its layers: choosing the token, and the loop around it."""
     expert_overhead_s: float = 0.0
     """What a layer that routes tokens to experts takes more than one that does not."""
+    disk_share: float = 1.0
+    """Of the disk's rate, what reads reach while the processor multiplies ..."""
+    compute_share: float = 1.0
+    """... and of the processor's, what it reaches meanwhile: both want memory and cores."""
     products: Mapping[str, Products] = field(default_factory=dict)
     """Of the processor, by dtype (torch's name); the two rates above stand in for a dtype that is not here."""
     accelerator: Accelerator | None = None
@@ -308,6 +316,8 @@ class Plan:
     """Blocks whose rows are read from the file as they are looked up."""
     slots: int
     slot_bytes: int
+    """Without the page by which each run of neighbours in a file may begin later, so that it is read right into place:
+    that is in the margin."""
     offloaded_bytes: int
     memory: MemoryPlan
     """Of the device."""
@@ -317,7 +327,8 @@ class Plan:
     prefill: Bound | None = None
     """Of the pass over the prompt."""
     overhead_s: float = 0.0
-    """What a pass takes beside its bound: the interpreter, and starting kernels."""
+    """What a pass takes beside its bound: the interpreter, starting kernels, and that computing and reading hold each
+    other up."""
     batch: int = 1
     host: HostPlan | None = None
     """None without an accelerator."""

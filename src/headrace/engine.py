@@ -17,7 +17,7 @@ from headrace.backends.base import Backend, RowTable
 from headrace.backends.guard import guard, put_away
 from headrace.backends.zero_copy import ZeroCopyBackend
 from headrace.backing import to_device
-from headrace.blocks import Block, Weight, tensor_view
+from headrace.blocks import Block, Weight, lie_as_stored, tensor_view
 from headrace.config import OffloadConfig, parse_size
 from headrace.copying.accelerator import open_device
 from headrace.copying.device import Device
@@ -235,7 +235,7 @@ def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtyp
 
 
 def _with_what_was_kept(here: Machine) -> Machine:
-    """The processor's rates as `headrace machine` measured them, in more time, if it did: those that plans are made with."""
+    """The processor's rates as `headrace machine` measured them in more time, if it did: plans are made with those."""
     kept = machinefile.read_cached()
     if kept is None or kept.cores != here.cores:
         return here
@@ -246,6 +246,8 @@ def _with_what_was_kept(here: Machine) -> Machine:
         layer_overhead_s=kept.layer_overhead_s,
         pass_overhead_s=kept.pass_overhead_s,
         expert_overhead_s=kept.expert_overhead_s,
+        disk_share=kept.disk_share,
+        compute_share=kept.compute_share,
         products=kept.products,
     )
 
@@ -352,13 +354,13 @@ def _load_residents(
     """Read what stays into one slab, block by block, straight from the file; convert what is stored otherwise."""
     resident = [weight for weight in skeleton.blocks.weights() if weight not in elsewhere]
     plain = [weight for weight in resident if weight.movable]
-    offsets, nbytes = store.layout(weight.nbytes for weight in plain)
+    offsets, nbytes = lie_as_stored(plain)  # as where they stream: kernels may look at how an address is aligned
     slab = Slab(nbytes)
     placements: list[store.Placement] = []
     for weight, offset in zip(plain, offsets, strict=True):
         weight.bind(nn.Parameter(tensor_view(slab.bytes, offset, weight.meta), requires_grad=False))
         placements.extend(weight.placements(offset))
-    reads = store.coalesce(placements, reader.chunk_bytes)
+    reads = store.coalesce(placements, reader.chunk_bytes, slab.nbytes)
     total = sum(read.needed_bytes for read in reads)
     done = 0
     for start in range(0, len(reads), 16):

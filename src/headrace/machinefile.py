@@ -72,9 +72,18 @@ def _parsed(data: Any) -> Machine:
         layer_overhead_s=_rate(data, "layer_overhead_s", may_be_zero=True),
         pass_overhead_s=_rate(data, "pass_overhead_s", may_be_zero=True),
         expert_overhead_s=_rate(data, "expert_overhead_s", may_be_zero=True),
+        disk_share=_share(data, "disk_share"),
+        compute_share=_share(data, "compute_share"),
         products=_products(data.get("products", {})),
         accelerator=None if accelerator is None else _accelerator(accelerator),
     )
+
+
+def _share(data: Mapping[str, Any], name: str) -> float:
+    share = _rate({name: data.get(name, 1.0)}, name)
+    if share > 1:
+        raise Reason(f"{name} is {share!r}, and it must be at most 1")
+    return share
 
 
 def _products(data: Any) -> dict[str, Products]:
@@ -87,7 +96,9 @@ def _rates(data: Any, name: str) -> Products:
     pairs = data.get("rates") if isinstance(data, dict) else None
     if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise Reason(f"{name}.rates is missing, or not a list of pairs of rows and a rate")
-    rates = tuple((_count({"rows": rows}, "rows"), _rate({"rate": rate}, "rate", of=f"{name}.")) for rows, rate in pairs)
+    rates = tuple(
+        (_count({"rows": rows}, "rows"), _rate({"rate": rate}, "rate", of=f"{name}.")) for rows, rate in pairs
+    )
     if [rows for rows, _ in rates] != sorted({rows for rows, _ in rates}) or rates[:1] == () or rates[0][0] != 1:
         raise Reason(f"the rows of {name}.rates do not ascend from 1")
     return Products(rates)

@@ -113,19 +113,25 @@ def measure_wide_overhead_s(per_pass_s: float, bytes_per_s: Callable[[], float],
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.initialization import no_init_weights
 
-    wide = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 4}
+    wide: Any = LlamaConfig(
+        vocab_size=64,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+    )
     with no_init_weights():
-        model: Any = LlamaForCausalLM._from_config(
-            LlamaConfig(**{**_TINY, **wide}, num_hidden_layers=layers), dtype=torch.bfloat16
-        )
+        model: Any = LlamaForCausalLM._from_config(wide, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for weight in model.parameters():
             weight.fill_(0.01)  # memory that nobody has written to is one page of zeros
-    nbytes = sum(weight.numel() * weight.element_size() for weight in model.model.layers.parameters())
+    nbytes: int = sum(weight.numel() * weight.element_size() for weight in model.model.layers.parameters())
     rates = [bytes_per_s()]
     seconds = statistics.median(_seconds_per_token(model))
     rates.append(bytes_per_s())  # before and after: what is looked for is a small difference
-    return max(0.0, (seconds - per_pass_s - nbytes / statistics.mean(rates)) / layers)
+    beside_s: float = seconds - per_pass_s - nbytes / statistics.mean(rates)
+    return max(0.0, beside_s / layers)
 
 
 _TINY = {

@@ -8,15 +8,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import itertools
 import mmap
 import os
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from headrace import machine
 from headrace.core import (
@@ -32,7 +35,11 @@ from headrace.core import (
 )
 from headrace.errors import InvalidSetting
 
+if TYPE_CHECKING:
+    from headrace.copying.disk import Ticket
+
 DISK_SECONDS = 2.0
+SHARE_SECONDS = 0.3
 SCRATCH_BYTES = 256 * 2**20
 """Of the file that is written if none is given; it is removed again."""
 COPY_BYTES = 128 * 2**20
@@ -57,6 +64,7 @@ def probe(file: Path | None = None) -> Probed:
     notes = []
     with _readable(file) as path:
         disk_rate, is_direct = measure_disk_bytes_per_s(path)
+        disk_share, compute_share = _shares(path)
     where = "a file written for it" if file is None else repr(str(file))
     notes.append(f"disk: {'direct' if is_direct else 'buffered'} reads of {where}")
     copied = measure_memory_bytes_per_s()
@@ -76,6 +84,8 @@ def probe(file: Path | None = None) -> Probed:
             layer_overhead_s=kernels.layer_s,
             pass_overhead_s=kernels.pass_s,
             expert_overhead_s=kernels.expert_s,
+            disk_share=disk_share,
+            compute_share=compute_share,
             products=kernels.products,
             accelerator=accelerator,
         ),
@@ -252,7 +262,66 @@ def _kernels(copied: float) -> tuple[_Kernels, str]:
         expert_s=measure_expert_overhead_s(per_layer),
         products=products,
     )
-    return measured, f"processor: torch's products in {', '.join(DTYPES)}, and tiny models for what layers cost beside them"
+    return (
+        measured,
+        f"processor: torch's products in {', '.join(DTYPES)}, and tiny models for what layers cost beside them",
+    )
+
+
+def _shares(path: Path) -> tuple[float, float]:
+    """What is left of the disk's rate and of the processor's while both are at work, as they are in a streamed pass."""
+    if importlib.util.find_spec("torch") is None:
+        return 1.0, 1.0
+    import torch
+
+    from headrace.copying.disk import DiskReader
+    from headrace.copying.slots import Slab
+    from headrace.metrics import Metrics
+    from headrace.store import Read
+
+    matrices = [torch.full((2048, 2048), 0.5, dtype=torch.bfloat16) for _ in range(16)]
+    token = torch.ones((1, 2048), dtype=torch.bfloat16)
+    places = [place * CHUNK_BYTES for place in range(path.stat().st_size // CHUNK_BYTES)][:64]
+    target = Slab(CHUNK_BYTES * READER_THREADS)
+    metrics = Metrics()
+    reader = DiskReader({"probe": path}, metrics)
+
+    def rates(*, multiply: bool, read: bool) -> tuple[float, float]:
+        """Products and bytes per second."""
+        products, before = 0, metrics.counters().read_bytes
+        under_way: deque[Ticket] = deque()
+        begin_s = now_s = time.perf_counter()
+        following = itertools.cycle(places)
+        while now_s - begin_s < SHARE_SECONDS:
+            while read and len(under_way) < 2 * READER_THREADS:
+                slot = len(under_way) % READER_THREADS * CHUNK_BYTES
+                piece = Read("probe", next(following), CHUNK_BYTES, CHUNK_BYTES, (), slot)
+                under_way.append(reader.submit([piece], target.address, "probe", keep=target))
+            if multiply:
+                torch.nn.functional.linear(token, matrices[products % len(matrices)])
+                products += 1
+            elif read:
+                under_way[0].wait()
+            while under_way and under_way[0].ready:
+                under_way.popleft()
+            now_s = time.perf_counter()
+        done = products / (now_s - begin_s), (metrics.counters().read_bytes - before) / (now_s - begin_s)
+        for ticket in under_way:
+            ticket.wait()
+        return done
+
+    shares = []
+    try:
+        with torch.inference_mode():
+            rates(multiply=True, read=True)
+            for _ in range(3):
+                products, _ = rates(multiply=True, read=False)
+                _, nbytes = rates(multiply=False, read=True)
+                some_products, some_bytes = rates(multiply=True, read=True)
+                shares.append((min(1.0, some_bytes / nbytes), min(1.0, some_products / products)))
+    finally:
+        reader.close()
+    return median(disk for disk, _ in shares), median(compute for _, compute in shares)
 
 
 # --- accelerator ----------------------------------------------------------------------------------------------------

@@ -277,6 +277,7 @@ def _assemble(
     if backend == "resident" and not demand.has_accelerator:
         kept = costs.kept_bytes(demand, memory.total_bytes)
         memory = dataclasses.replace(memory, working_bytes=memory.working_bytes + kept)
+    reached = costs.bound(costs.decode_compute_s(shape, machine, demand), machine, per_pass, from_disk)
     made = Plan(
         backend=backend,
         choices=(),
@@ -286,9 +287,9 @@ def _assemble(
         slot_bytes=slot,
         offloaded_bytes=moved + table_bytes,
         memory=memory,
-        bound=costs.bound(costs.decode_compute_s(shape, machine, demand), machine, per_pass, from_disk),
+        bound=reached,
         prefill=costs.bound(costs.prefill_compute_s(shape, machine, demand), machine, per_pass, from_disk),
-        overhead_s=costs.overhead_s(shape, machine),
+        overhead_s=costs.overhead_s(shape, machine) + costs.contention_s(machine, reached),
         batch=demand.batch,
         host=None if below is None else below.host,
         on_host=() if below is None else tuple(below.on_host.items()),

@@ -133,7 +133,7 @@ def prefill_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> fl
 
 
 def _product_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
-    """Of all weights with so many rows: the time of those that must be gone through, or of those that each row needs."""
+    """Of all weights with so many rows: of those that must be gone through, or of those that each row needs."""
     products = None if machine.accelerator is not None else machine.products.get(shape.dtype)
     if products is not None:
         return max(products.seconds(used_bytes(shape, tokens), 1), products.seconds(used_bytes(shape, 1), tokens))
@@ -154,6 +154,18 @@ def _attending_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
     rate = machine.operations_per_s
     cached = (shape.kv_bytes_per_token + shape.kv_window_bytes_per_token) / shape.element_bytes
     return cached * demand.prefill_tokens**2 * demand.batch / rate if rate > 0 else 0.0
+
+
+def contention_s(machine: Machine, reached: Bound) -> float:
+    """By how much computing and reading, both at once, exceed the slower of the two: each holds the other up."""
+    if machine.accelerator is not None or not reached.moved_bytes:
+        return 0.0
+    compute_s, link_s = reached.compute_s / machine.compute_share, reached.moving_s / machine.disk_share
+    if compute_s < link_s:  # what is left to read then goes on alone
+        together = compute_s + reached.moving_s - machine.disk_share * compute_s
+    else:
+        together = link_s + reached.compute_s - machine.compute_share * link_s
+    return together - reached.seconds
 
 
 def bound(compute_s: float, machine: Machine, moved_bytes: int, disk_bytes: int) -> Bound:
