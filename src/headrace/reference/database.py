@@ -42,6 +42,7 @@ CREATE VIRTUAL TABLE words USING fts5(message, place, content='', tokenize="unic
 _INDEXES = """
 CREATE INDEX site_page ON sites (page);
 CREATE INDEX site_file ON sites (file);
+CREATE INDEX page_successor ON pages (successor) WHERE successor IS NOT NULL;
 CREATE VIRTUAL TABLE vocabulary USING fts5vocab(words, 'col');
 """
 _DISK_ERRORS = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
@@ -88,6 +89,7 @@ class Catalogue:
         self._facts = facts
         self._counts: dict[str, int] = {}
         self._size: int | None = None
+        self._flags: dict[str, str] | None = None
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -134,7 +136,9 @@ class Catalogue:
 
     def flags(self) -> dict[str, str]:
         """Every way to write a flag of the package's command lines, with the best one."""
-        return dict(json.loads(self._facts.get("flags") or "{}"))
+        if self._flags is None:
+            self._flags = dict(json.loads(self._facts.get("flags") or "{}"))
+        return self._flags
 
     # --- pages ---
 
@@ -188,6 +192,25 @@ class Catalogue:
         select = "SELECT number, id, error_class, template, introduced, removed, successor FROM pages ORDER BY number"
         for *head, introduced, removed, successor in self._connection.execute(select).fetchall():
             yield PageRow(self._page(*head), History(introduced, removed, successor))
+
+    def gone(self) -> list[str]:
+        """The ids that the current version has no more."""
+        rows = self._connection.execute("SELECT id FROM pages WHERE removed IS NOT NULL ORDER BY number")
+        return [page_id for (page_id,) in rows]
+
+    def classes(self) -> list[tuple[str, int]]:
+        """The error classes of the current version with how many pages each has, the most frequent first."""
+        select = "SELECT error_class, count(*) FROM pages WHERE removed IS NULL GROUP BY error_class ORDER BY 2 DESC, 1"
+        return self._connection.execute(select).fetchall()
+
+    def of_class(self, error_class: str | None, offset: int, limit: int) -> list[Page]:
+        """Some of the pages of a class, or of all; by file and line."""
+        rows = self._connection.execute(
+            "SELECT number FROM pages WHERE removed IS NULL AND error_class = coalesce(?, error_class) "
+            "ORDER BY number LIMIT ? OFFSET ?",
+            (error_class, limit, offset),
+        ).fetchall()
+        return self._pages(number for (number,) in rows)
 
     def __len__(self) -> int:
         (count,) = self._connection.execute("SELECT count(*) FROM pages WHERE removed IS NULL").fetchone()
@@ -310,6 +333,11 @@ class Catalogue:
         earlier = self._connection.execute("SELECT id FROM pages WHERE successor = ? ORDER BY number", (page_id,))
         introduced, removed, successor = row
         return History(introduced, removed, successor, tuple(found for (found,) in earlier))
+
+    def earlier(self, page_id: str) -> list[Page]:
+        """The pages that were reworded to this one, with the texts that they had."""
+        select = "SELECT number FROM pages WHERE successor = ? ORDER BY number"
+        return self._pages(number for (number,) in self._connection.execute(select, (page_id,)).fetchall())
 
     # --- for the next build ---
 
