@@ -82,7 +82,7 @@ def built_packages() -> list[str]:
 
 
 class Catalogue:
-    """The pages of one package. Not safe to share between threads."""
+    """The pages of one package. Any thread may use it, but only one at a time."""
 
     def __init__(self, connection: sqlite3.Connection, facts: Mapping[str, str | None]) -> None:
         self._connection = connection
@@ -98,7 +98,9 @@ class Catalogue:
         if not path.is_file():
             raise NotInReference(package=package, reason="it was not built")
         # Read only, and without a lock: the file is never written again once it has its name.
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+        connection = sqlite3.connect(
+            f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False
+        )
         try:
             facts = dict(connection.execute("SELECT name, value FROM facts"))
         except sqlite3.DatabaseError as error:
@@ -222,8 +224,11 @@ class Catalogue:
         """The ids that look most like one that does not exist."""
         import difflib
 
-        known = [row[0] for row in self._connection.execute("SELECT id FROM pages")]
-        return difflib.get_close_matches(page_id.lower(), known, n=limit, cutoff=0.5)
+        wanted = page_id.lower()
+        # Of all ids only those that begin or end alike: to compare with each of ten thousand takes half a second.
+        select = "SELECT id FROM pages WHERE substr(id, 1, 2) = ? OR substr(id, -2) = ?"
+        known = [row[0] for row in self._connection.execute(select, (wanted[:2], wanted[-2:]))]
+        return difflib.get_close_matches(wanted, known, n=limit, cutoff=0.5)
 
     def sites_at(self, file_suffix: str, qualname: str | None = None) -> list[tuple[str, Site]]:
         """Page id and site of each error that a file can raise.

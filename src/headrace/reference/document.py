@@ -10,7 +10,7 @@ run), `note` (written by hand) or `model`. Prints nothing, and knows no HTML.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.reference import commands, explained
@@ -116,13 +116,13 @@ def page_document(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def own_document(own: OwnError, page_id: str, package: Mapping[str, Any]) -> dict[str, Any]:
+def own_document(own: OwnError, page_id: str) -> dict[str, Any]:
     """An error of Headrace as its class alone tells it, where its source was not read."""
     return {
         "id_scheme": ID_SCHEME,
         "id": page_id,
         "url": f"/errors/{page_id}",
-        "package": dict(package),
+        "package": {"name": "headrace", "version": None, "commit": None},
         "title": own.name,
         "error_class": own.name,
         "template": _without_specs(own.template),

@@ -107,11 +107,11 @@ def export_html(databases: Sequence[Path], target: Path, on_progress: Progress |
     return count
 
 
-def _write_pages(database: Path, offset: int, stage: Path) -> list[tuple[str, str, str, str]]:
+def _write_pages(database: Path, offset: int, count: int, stage: Path) -> list[tuple[str, str, str, str]]:
     """The pages of some errors, and what the search finds them by."""
     entries = []
     with Catalogue.open(database) as catalogue:
-        for page in catalogue.of_class(None, offset, _PAGES_PER_TASK):
+        for page in catalogue.of_class(None, offset, count):
             _write_error(page, catalogue, stage)
             entry = library.entry(page)
             place = f"{entry['package']} · {entry['file']}:{entry['line']} · {entry['qualname']}"
@@ -235,11 +235,11 @@ def export_json(databases: Sequence[Path], target: Path, on_progress: Progress |
     return count
 
 
-def _documents(database: Path, offset: int) -> list[bytes]:
+def _documents(database: Path, offset: int, count: int) -> list[bytes]:
     with Catalogue.open(database) as catalogue:
         return [
             codec.dumps(page_document(explain_page(page, catalogue))).encode(errors="replace")
-            for page in catalogue.of_class(None, offset, _PAGES_PER_TASK)
+            for page in catalogue.of_class(None, offset, count)
         ]
 
 
@@ -253,13 +253,13 @@ def _umask() -> int:
 
 
 def _in_parts(work: Callable[..., Any], databases: Sequence[Path], on_progress: Progress | None) -> Iterator[Any]:
-    """`work(database, offset)` for each part of each reference, in order; in processes where there are many."""
+    """`work(database, offset, count)` for each part of each reference, in order; in processes where there are many."""
     sizes = []
     for path in databases:
         with Catalogue.open(path) as catalogue:
             sizes.append(len(catalogue))
     tasks = [
-        (path, offset)
+        (path, offset, _PAGES_PER_TASK)
         for path, size in zip(databases, sizes, strict=True)
         for offset in range(0, size, _PAGES_PER_TASK)
     ]
@@ -271,12 +271,12 @@ def _in_parts(work: Callable[..., Any], databases: Sequence[Path], on_progress: 
             on_progress("writing pages", done, total)
 
 
-def _spread(work: Callable[..., Any], tasks: Sequence[tuple[Path, int]]) -> Iterator[Any]:
+def _spread(work: Callable[..., Any], tasks: Sequence[tuple[Path, int, int]]) -> Iterator[Any]:
     # Spawned and not forked: a progress bar has a thread, and a fork would copy its locks as they are.
     context = multiprocessing.get_context("spawn")
     workers = len(os.sched_getaffinity(0))
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_interrupts) as pool:
-        yield from pool.map(work, [path for path, _ in tasks], [offset for _, offset in tasks])
+        yield from pool.map(work, *zip(*tasks, strict=True))
 
 
 def _leave_interrupts() -> None:

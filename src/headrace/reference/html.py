@@ -17,8 +17,6 @@ from urllib.parse import urlencode
 import jinja2
 from markupsafe import Markup, escape
 
-from headrace import __version__
-
 ASSETS = {"style.css": "text/css; charset=utf-8", "search.js": "text/javascript; charset=utf-8"}
 BASES = {
     "guard": "the code that is tested before the error is raised",
@@ -28,7 +26,7 @@ BASES = {
     "note": "written by hand",
     "model": "written by a language model; what names something that is not in the source was dropped",
 }
-_CODE = re.compile(r"``(.+?)``|`([^`]+)`")
+_CODE = re.compile(r"``(.+?)``|`([^`]+)`|((?<![\w-])--[a-z][\w-]*|\bself\.[\w.]*\w)")
 
 
 class Links(Protocol):
@@ -91,16 +89,16 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["prose"] = _prose
-    environment.globals |= {"bases": BASES, "generator": __version__}
+    environment.globals["bases"] = BASES
     return environment
 
 
 def _prose(text: str) -> Markup:
-    """A sentence with its `code` set as code."""
+    """A sentence with its `code`, flags and attributes set as code."""
     parts: list[Markup] = []
     end = 0
     for found in _CODE.finditer(text):
-        parts += [escape(text[end : found.start()]), Markup("<code>{}</code>").format(found[1] or found[2])]
+        parts += [escape(text[end : found.start()]), Markup("<code>{}</code>").format(found[1] or found[2] or found[3])]
         end = found.end()
     return Markup("").join([*parts, escape(text[end:])])
 

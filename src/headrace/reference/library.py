@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from headrace import __version__
 from headrace.errors import NotInReference
 from headrace.reference import explain, pieces
 from headrace.reference.database import Catalogue, built_packages, database_path
@@ -25,7 +24,6 @@ PAGE_LENGTH = 100
 LONGEST_PASTE = 64 * 1024
 """Characters of a message or traceback that are read; the end of a longer one says what ended the program."""
 _LONGEST_QUERY = 400
-_OWN = "headrace"
 _Mark = tuple[int, int, int]
 
 
@@ -111,7 +109,7 @@ class Library:
         own = own_error(page_id)
         if own is None:
             return None
-        return own_document(own, page_id, {"name": _OWN, "version": __version__, "commit": None})
+        return own_document(own, page_id)
 
     def nearest(self, page_id: str) -> list[dict[str, Any]]:
         """The pages whose ids look most like one that does not exist."""
