@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -16,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from headrace.cli import references, terminal
 from headrace.errors import InvalidSetting, MissingPackage, NotInReference
-from headrace.reference import export as exporting
 from headrace.reference.database import Catalogue, built_packages, database_path
 
 
@@ -29,6 +28,9 @@ def export(package: str | None, html: Path | None, json: Path | None) -> int:
             allowed="given, unless --json is",
             suggestion="DIR for pages, or --json FILE for data",
         )
+    _require("Writing the error reference", "jinja2")
+    from headrace.reference import export as exporting
+
     databases = _databases([package] if package is not None else [])
     names = ", ".join(path.stem for path in databases)
     for target, write in ((html, exporting.export_html), (json, exporting.export_json)):
@@ -37,6 +39,12 @@ def export(package: str | None, html: Path | None, json: Path | None) -> int:
                 count = write(databases, target, show)
             typer.echo(f"{names}: {count} errors, in {target}")
     return 0
+
+
+def _require(purpose: str, *packages: str) -> None:
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise MissingPackage(package=name, purpose=purpose, extra="reference")
 
 
 def _databases(packages: Sequence[str]) -> list[Path]:
@@ -53,7 +61,7 @@ def _databases(packages: Sequence[str]) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[exporting.Progress]:
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar that vanishes when it is done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("errors"))
@@ -71,9 +79,7 @@ class _Address:
 
 def serve(packages: Sequence[str], host: str, port: int) -> int:
     """Serve the references of packages, or of all that are built, until a signal."""
-    for name in ("fastapi", "jinja2", "uvicorn"):
-        if importlib.util.find_spec(name) is None:
-            raise MissingPackage(package=name, purpose="Serving the error reference", extra="reference")
+    _require("Serving the error reference", "fastapi", "jinja2", "uvicorn")
     _databases(packages)
     import uvicorn
 

@@ -284,12 +284,17 @@ class Catalogue:
         return Rarity(self._size, {word: count for word in asked if (count := self._counts[word])})
 
     def search(self, text: str, limit: int = 20) -> list[Page]:
-        """Pages with all of the words (the last may be the beginning of one) in text, class, file or function."""
+        """Current pages with all of the words (the last may be begun) in text, class, file or function."""
         words = _WORD.findall(text.lower())
         if not words:
             return []
         quoted = [f'"{word}"' for word in words]
-        return self._pages(self._numbers(" AND ".join(quoted) + "*", limit))
+        select = (
+            "SELECT number FROM words JOIN pages ON number = words.rowid WHERE words MATCH ? AND removed IS NULL "
+            "ORDER BY rank LIMIT ?"
+        )
+        rows = self._connection.execute(select, (" AND ".join(quoted) + "*", limit)).fetchall()
+        return self._pages(number for (number,) in rows)
 
     def related(self, page: Page, limit: int = 5) -> list[tuple[Page, str]]:
         """Other pages with the reason why they are near."""

@@ -109,9 +109,14 @@
     }
   }
 
-  field.addEventListener("input", () => {
+  function fit() {
     field.style.height = "auto";
     field.style.height = `${field.scrollHeight + 2}px`;
+  }
+
+  fit();
+  field.addEventListener("input", () => {
+    fit();
     clearTimeout(timer);
     timer = setTimeout(search, PAUSE_MS);
   });
@@ -129,6 +134,7 @@
     const given = new URLSearchParams(location.search).get("q");
     if (given) {
       field.value = given;
+      fit();
       search();
     }
   }
