@@ -207,7 +207,16 @@ class Pasted(BaseModel):
     command: str | None = None
 
 
-@router.post("/api/explain")
+_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {"schema": Pasted.model_json_schema()},
+        "text/plain": {"schema": {"type": "string"}},
+    },
+}
+
+
+@router.post("/api/explain", openapi_extra={"requestBody": _BODY})
 async def explain_body(request: Request) -> Response:
     """The same for what is too long for an address: JSON with `message` and `command`, or the text itself."""
     pasted = _pasted(request.headers, await request.body())
