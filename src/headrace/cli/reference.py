@@ -15,6 +15,9 @@ app = typer.Typer(
 )
 
 Package = Annotated[str, typer.Argument(metavar="PACKAGE", help="A package by the name that it is imported by.")]
+OptionalPackage = Annotated[
+    str | None, typer.Argument(metavar="[PACKAGE]", help="Only this one; default: all that were built.")
+]
 SourceOption = Annotated[
     Path | None, typer.Option("--source", metavar="DIR", help="Read this directory instead of the installed package.")
 ]
@@ -44,3 +47,36 @@ def search(
     from headrace.cli.reference_work import search_pages
 
     return search_pages(" ".join(words), package, limit)
+
+
+@app.command(short_help="Write the pages as files.")
+def export(
+    package: OptionalPackage = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="DIR", help="Pages to open or to publish, in a new directory or an earlier one."
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Every error in one JSON document, one a line.")
+    ] = None,
+) -> int:
+    """Write the errors of a package, or of all that were built, as pages that need no server or as JSON."""
+    from headrace.cli.reference_pages import export as command
+
+    return command(package, html, json)
+
+
+@app.command(short_help="Serve the pages and a search.")
+def serve(
+    packages: Annotated[
+        list[str] | None, typer.Argument(metavar="[PACKAGE]...", help="Only these; default: all that were built.")
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen there; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="0 takes any port that is free.", min=0, max=65535)] = 8001,
+) -> int:
+    """Serve the errors of packages as pages at /errors and as JSON at /api, with a search and an answer to pastes."""
+    from headrace.cli.reference_pages import serve as command
+
+    return command(packages or [], host, port)
