@@ -283,6 +283,23 @@ class UnsupportedModel(UserError):
     }
 
 
+class CannotSpeculate(UserError):
+    """Drafts were asked for, and with this model, or this draft, they cannot be verified."""
+
+    asked: str
+    model: str
+    reason: str
+    suggestion: str
+    template = "--speculate {asked} does not work for {model!r}: {reason}."
+    remedy = "{suggestion}"
+    example = {
+        "asked": "lookup",
+        "model": "models/mamba",
+        "reason": "it keeps a state that no draft can be taken out of again",
+        "suggestion": "Leave it out, or pass --speculate off.",
+    }
+
+
 class ConfigLacksFields(UserError):
     """A config.json does not say how large the model is."""
 

@@ -124,6 +124,14 @@ def run(
             "chat 2048, or twice --max-tokens if that is more, or all that the model allows if that is less.",
         ),
     ] = None,
+    speculate: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|lookup|MODEL|off",
+            help="Verify drafts of several tokens in a pass: lookup repeats what followed the same words before, MODEL "
+            "is a smaller one that drafts; default: lookup where a pass waits for weights and answers are not sampled.",
+        ),
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,
     trace: Annotated[
         Path | None,
@@ -150,6 +158,7 @@ def run(
         host_memory=host_memory,
         pin_memory=pin_memory,
         context=context,
+        speculate=speculate,
         as_json=as_json,
         trace=trace,
         trust_remote_code=trust_remote_code,

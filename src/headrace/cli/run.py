@@ -37,6 +37,8 @@ class RunOptions:
     host_memory: str | None = None
     pin_memory: bool = True
     context: int | None = None
+    speculate: str = "auto"
+    """A word, or a smaller model."""
     as_json: bool = False
     trace: Path | None = None
     trust_remote_code: bool = False
@@ -60,6 +62,7 @@ class RunOptions:
         _require(top_p is None or temperature != 0, "--temperature", beside, allowed, "0.7")
         _require(seed is None or 0 <= seed < 2**63, "--seed", seed, "0 to 2**63 - 1", "0")
         _require(self.context is None or self.context >= 1, "--context", self.context, "at least 1", str(CHAT_CONTEXT))
+        _require(self.speculate != "", "--speculate", "empty", "auto, lookup, off or a model", "auto")
         if self.prompt is not None:
             _require(self.prompt.strip() != "", "--prompt", "empty", "some text", "'Hello'")
             terminal.check_text(self.prompt, "--prompt")
@@ -140,6 +143,8 @@ class _Session:
                 device=options.device,
                 host_memory=options.host_memory,
                 pin_memory=options.pin_memory,
+                speculate=options.speculate,
+                sampling=self._sampling(),
                 trust_remote_code=options.trust_remote_code,
                 tracing=options.trace is not None,
                 on_progress=bars,
@@ -151,6 +156,10 @@ class _Session:
         terminal.raise_if_interrupted()
         self.console.print(show.plan_rows(plan))
         self.console.print()
+
+    def _sampling(self) -> Any:
+        options = self.options
+        return self._generate.Sampling(self.max_tokens, options.temperature, options.top_p, options.seed)
 
     def _plan_tokens(self, tokenizer: Any, longest: int | None, prompt: str | None) -> tuple[int, int]:
         """How many tokens the cache is planned for, and how many are prefilled at once."""
@@ -222,12 +231,15 @@ class _Session:
 
         try:
             ids = self._encode_what_fits()
-            sampling = self._generate.Sampling(
-                self.max_tokens, self.options.temperature, self.options.top_p, self.options.seed
-            )
             with terminal.without_echo(), terminal.interrupt_sets_event() as stop:
                 answer = self._generate.generate(
-                    self.engine.model, self.engine.tokenizer, ids, sampling, on_text=write, stop=stop
+                    self.engine.model,
+                    self.engine.tokenizer,
+                    ids,
+                    self._sampling(),
+                    on_text=write,
+                    stop=stop,
+                    drafter=self.engine.drafter,
                 )
         except BaseException as error:
             self.messages = before  # a question without an answer is no part of the conversation

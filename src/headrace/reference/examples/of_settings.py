@@ -120,6 +120,27 @@ headrace.report(model)
 """,
     ),
     Example(
+        error="CannotSpeculate",
+        checkpoint=True,
+        given="""
+import json
+from pathlib import Path
+
+from headrace.engine import Engine
+
+file = Path("models/tiny/generation_config.json")
+config = json.loads(file.read_text())
+""",
+        before="""
+file.write_text(json.dumps(config | {"num_beams": 3}))
+Engine.open("models/tiny", speculate="lookup")
+""",
+        after="""
+file.write_text(json.dumps(config))
+Engine.open("models/tiny", speculate="lookup").close()
+""",
+    ),
+    Example(
         error="BudgetTooSmall",
         checkpoint=True,
         before="headrace run models/tiny -p Hi --memory 64MiB",
