@@ -1,4 +1,4 @@
-"""The smaller model that drafts, if one does: found, built, checked against the model it drafts for, and loaded whole."""
+"""The smaller model that drafts, if one does: found, built, checked against the one it drafts for, and loaded whole."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace import model, residents, sources, store
-from headrace.core import ModelShape, Plan
 from headrace.copying.disk import DiskReader
+from headrace.core import ModelShape, Plan
 from headrace.errors import CannotSpeculate
 from headrace.generate import Sampling
 from headrace.metrics import Metrics

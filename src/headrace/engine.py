@@ -27,7 +27,17 @@ from headrace.devices import Around
 from headrace.errors import BudgetBeyondMemory, BudgetTooSmall, NotEnoughMemory, NotLoadedHere
 from headrace.generate import Sampling
 from headrace.metrics import Metrics
-from headrace.planner import DEFAULT_CONTEXT, MARGIN_BYTES, MEMORY_SHARE, Demand, memory_for_share, plan
+from headrace.planner import (
+    DEFAULT_CONTEXT,
+    MARGIN_BYTES,
+    MEMORY_SHARE,
+    Demand,
+    Load,
+    choose_load,
+    demand_of,
+    memory_for_share,
+    plan,
+)
 from headrace.reports import Report
 from headrace.residents import Progress
 from headrace.speculation import Drafter
@@ -35,6 +45,9 @@ from headrace.speculation import Drafter
 Context = Callable[[Any, int | None], tuple[int, int]]
 """From the tokenizer and the model's longest sequence (if known) to the number of tokens that the KV cache is planned
 for and the number of those that are prefilled at once."""
+
+Loads = Callable[[Any, int | None], Sequence[Load]]
+"""From the same to the batches that may be chosen, smallest first."""
 
 BASELINE_SPREAD_BYTES = 8 * 2**20
 """Interpreter and libraries take some MiB more in one process than in the next: 3 were seen. A budget that an error
@@ -92,6 +105,7 @@ class Engine:
         context: int | Context = DEFAULT_CONTEXT,
         weights_share: float | None = None,
         batch: int = 1,
+        loads: Loads | None = None,
         device: str | torch.device | Device | None = None,
         host_memory: str | int | None = None,
         pin_memory: bool = True,
@@ -104,9 +118,10 @@ class Engine:
     ) -> Engine:
         """Load the model at `path` so that the whole process stays within `memory`.
 
-        `context` is the number of tokens that the KV cache is planned for. `weights_share` instead of `memory` sets the
-        budget so that this share of the weights, ring included, would fit beside everything else. `on_plan` sees the
-        plan before any weight is read.
+        `context` is the number of tokens that the KV cache is planned for, for each of `batch` sequences; with `loads`
+        the planner chooses among several batches (`plan.batch` tells which). `weights_share` instead of `memory` sets
+        the budget so that this share of the weights, ring included, would fit beside everything else. `on_plan` sees
+        the plan before any weight is read.
 
         With a `device` (`cuda:0`) `memory` is of the device, and weights that do not fit there wait in up to
         `host_memory` (90 % of what is free), page-locked unless `pin_memory` is False, and beyond that on disk.
@@ -126,7 +141,10 @@ class Engine:
         tokenizer = model.load_tokenizer(directory, trust_remote_code=trust_remote_code)
         skeleton = model.build(directory, checkpoint, trust_remote_code=trust_remote_code)
         longest = model.max_positions(skeleton.model)
-        tokens = context(tokenizer, longest) if callable(context) else (context, context)
+        if loads is not None:
+            choices = list(loads(tokenizer, longest))
+        else:
+            choices = [Load(batch, *(context(tokenizer, longest) if callable(context) else (context, context)))]
         speculating = drafting.Speculating(speculate, skeleton, tokenizer, sampling or Sampling())
         speculating.find_draft(
             trust_remote_code=trust_remote_code, on_progress=on_progress, on_device=target is not None
@@ -142,9 +160,9 @@ class Engine:
                 memory_bytes=memory_bytes if memory_bytes is not None else int(_room(here) * MEMORY_SHARE),
                 baseline_bytes=baseline_bytes if target is None else 0,
                 staging_bytes=READER_THREADS * CHUNK_BYTES,
-                context_tokens=tokens[0],
-                prefill_tokens=tokens[1],
-                batch=batch,
+                context_tokens=choices[0].context_tokens,
+                prefill_tokens=choices[0].prefill_tokens,
+                batch=choices[0].batch,
                 margin_bytes=MARGIN_BYTES,
                 has_accelerator=target is not None,
                 host_bytes=host_bytes if host_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
@@ -154,7 +172,10 @@ class Engine:
             if weights_share is not None:
                 memory_bytes = memory_for_share(skeleton.shape, demand, weights_share)
                 demand = dataclasses.replace(demand, memory_bytes=memory_bytes)
-            made = _plan_for_here(skeleton.shape, here, demand, config)
+            load, why = choose_load(skeleton.shape, here, demand, config, choices)
+            made = _plan_for_here(skeleton.shape, here, demand_of(demand, load), config)
+            if loads is not None:
+                made = dataclasses.replace(made, choices=(*made.choices, why))
             if on_plan is not None:
                 on_plan(made)
             if made.backend == "resident":  # memory is not scarce: as fast as any other program

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,9 +89,13 @@ class Drafter:
         make = model._get_candidate_generator
         verifier = self.verifier if exact else None
         model._get_candidate_generator = lambda *args, **kwargs: _AfterPrompt(make(*args, **kwargs), counts, verifier)
+        log = logging.getLogger("transformers.generation")
+        level = log.level
+        log.setLevel(logging.ERROR)  # of what it does itself, for each draft, it says that it is deprecated
         try:
             yield counts
         finally:
+            log.setLevel(level)
             del model._get_candidate_generator
             self.verifier.is_on = False
 

@@ -84,8 +84,8 @@ def _figures(report: Report, answers: list[Answer]) -> Iterator[tuple[str, str]]
         each = "pass" if any(answer.drafted_tokens for answer in answers) else "token"
         yield (
             "read",
-            f"{format_bytes(rate)} per {each}, {format_bytes(counters.read_bytes)} in {counters.passes} passes over the "
-            "layers",
+            f"{format_bytes(rate)} per {each}, {format_bytes(counters.read_bytes)} in {counters.passes} passes over "
+            "the layers",
         )
     speed = tokens_per_s(answers)
     if speed is not None:

@@ -1,7 +1,7 @@
-"""How many tokens are drafted for a pass, so that verifying them costs no time that the pass does not take anyway. Pure.
+"""How many tokens are drafted for a pass, so that verifying them costs no time that it does not take anyway. Pure.
 
-Verified tokens are computed one by one inside of each block, so each takes what a token takes. A pass that waits for its
-weights has time for some; one that computes all the time has none.
+Verified tokens are computed one by one inside of each block, so each takes what a token takes. A pass that waits for
+its weights has time for some; one that computes all the time has none.
 """
 
 from __future__ import annotations

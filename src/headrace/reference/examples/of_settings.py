@@ -120,6 +120,51 @@ headrace.report(model)
 """,
     ),
     Example(
+        error="BadBatchLine",
+        given="""
+from pathlib import Path
+
+from headrace.batchfile import read_requests
+
+file = Path("questions.jsonl")
+""",
+        before="""
+file.write_text('{"promt": "Hi"}')
+read_requests(file, {})
+""",
+        after="""
+file.write_text('{"prompt": "Hi"}')
+read_requests(file, {})
+""",
+    ),
+    Example(
+        error="OtherBatch",
+        given="""
+import contextlib
+from pathlib import Path
+
+from headrace.batchfile import Answers, read_requests
+
+questions, answers = Path("questions.jsonl"), Path("answers.jsonl")
+
+def answer():
+    requests = read_requests(questions, {})
+    with contextlib.closing(Answers(answers, requests)) as file:
+        file.write(requests[0], {"text": "Hello"})
+
+questions.write_text('{"prompt": "Hi"}')
+answer()
+""",
+        before="""
+questions.write_text('{"prompt": "Good morning"}')
+answer()
+""",
+        after="""
+questions.write_text('{"prompt": "Hi"}')
+answer()
+""",
+    ),
+    Example(
         error="CannotSpeculate",
         checkpoint=True,
         given="""
