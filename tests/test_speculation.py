@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from collections.abc import Iterator
@@ -359,3 +360,56 @@ def test_the_plan_chooses(root: Path) -> None:
             assert (engine.drafter is not None) == (name == "streamed")
             assert isinstance(engine.drafter, Drafter | None)
     assert chosen == {"streamed": "lookup", "resident": "off", "sampled": "off"}
+
+
+# --- the real model ---------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_model_is_part_of_the_budget(tmp_path: Path) -> None:
+    """SmolLM2 drafts for itself, in a process of its own: all of the draft is in memory, of the model what is left."""
+    import json
+    import subprocess
+    import sys
+
+    from headrace import sources
+
+    directory = str(sources.resolve(sources.demo_gguf()))
+    question = ["-p", "Why is the sky blue?", "--temperature", "0", "--max-tokens", "24", "--json", "-q"]
+    documents = []
+    for flags in (["--speculate", directory, "--memory", "900MiB"], ["--speculate", "off"]):
+        command = [sys.executable, "-m", "headrace", "run", directory, *question, *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        documents.append(json.loads(done.stdout.splitlines()[-1]))
+    drafted, plain = documents
+    report = drafted["report"]
+    assert report["plan"]["memory"]["draft_bytes"] > 250 * 2**20
+    assert report["offloaded_bytes"] > 50 * 2**20
+    assert report["counters"]["read_bytes"] > 0
+    assert report["peak_memory_bytes"] <= report["requested_bytes"] == 900 * 2**20
+    assert drafted["answers"][0]["token_ids"] == plain["answers"][0]["token_ids"]
+    assert drafted["tokens_per_pass"] > 2
+    assert plain["tokens_per_pass"] == 1
+
+
+def test_lookup_on_a_summary_makes_several_tokens_per_pass() -> None:
+    """SmolLM2 with half of its weights on disk, four tokens drafted whatever this machine's rates are."""
+    from headrace import sources
+
+    text = (Path(__file__).parents[1] / "docs" / "how-it-works.md").read_text().split("\n\n")
+    pieces = [f"Summarize this text:\n\n{piece}" for piece in text if 400 < len(piece) < 900][:2]
+    assert len(pieces) == 2
+    long = Sampling(60, 0)
+    directory = sources.resolve(sources.demo_gguf())
+    with Engine.open(directory, weights_share=0.5, speculate="lookup", sampling=long) as engine:
+        assert engine.report().offloaded_bytes > 0
+        assert engine.drafter is not None
+        drafter = dataclasses.replace(engine.drafter, tokens=4)
+        made = []
+        for piece in pieces:
+            prompt = encode(engine.tokenizer, [{"role": "user", "content": piece}], raw=False)
+            plain = generate(engine.model, engine.tokenizer, prompt, long)
+            made.append(generate(engine.model, engine.tokenizer, prompt, long, drafter=drafter))
+            assert made[-1].token_ids == plain.token_ids
+    tokens = sum(len(answer.decode_seconds) for answer in made)
+    assert tokens / sum(answer.decode_passes for answer in made) >= 1.8

@@ -81,7 +81,8 @@ def _figures(report: Report, answers: list[Answer]) -> Iterator[tuple[str, str]]
         yield "ring", f"{format_bytes(report.ring_bytes)} of memory for what streams, so offloading {saving}"
     if counters.passes and counters.read_bytes:
         rate = counters.read_bytes / counters.passes
-        each = "pass" if any(answer.drafted_tokens for answer in answers) else "token"
+        is_one = answers and not any(answer.drafted_tokens for answer in answers)
+        each = "token" if is_one else "pass"
         yield (
             "read",
             f"{format_bytes(rate)} per {each}, {format_bytes(counters.read_bytes)} in {counters.passes} passes over "
