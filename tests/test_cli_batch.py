@@ -157,17 +157,14 @@ def test_figures_and_plan(batch: Batch, capsys: pytest.CaptureFixture[str]) -> N
     assert "answering" not in captured.err  # no terminal, no bar
 
 
-def test_memory_stays_within_the_budget(batch: Batch) -> None:
-    """In a process of its own, with weights that stream."""
+def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
+    """SmolLM2 in a process of its own, with weights that stream."""
+    from headrace import sources
+
+    batch = Batch(tmp_path, sources.resolve(sources.demo_gguf()))
     batch.ask(*({"prompt": prompt} for prompt in PROMPTS))
-    whole = batch.start("--json")
-    out, err = whole.communicate(timeout=300)
-    assert whole.returncode == 0, err
-    planned = json.loads(out)["report"]["plan"]["memory"]
-    budget = planned["total_bytes"] - planned["resident_bytes"] // 3
-    batch.out.unlink()
-    capped = batch.start("--json", "--batch-size", 4, "--memory", f"{budget // 2**10 / 2**10:.3f}MiB")
-    out, err = capped.communicate(timeout=300)
+    capped = batch.start("--json", "--batch-size", 4, "--memory", "720MiB")
+    out, err = capped.communicate(timeout=600)
     assert capped.returncode == 0, err
     report = json.loads(out)["report"]
     assert report["offloaded_bytes"] > 0

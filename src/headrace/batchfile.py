@@ -110,8 +110,8 @@ def read_requests(path: Path, asked: Mapping[str, Any]) -> list[Request]:
             continue
         try:
             request = _request(line, len(requests), number, asked)
-        except Reason as reason:
-            raise BadBatchLine(file=str(path), line=number, reason=str(reason)) from None
+        except Reason as error:
+            raise BadBatchLine(file=str(path), line=number, reason=str(error)) from None
         if request.id is not None and ids.setdefault(request.id, number) != number:
             reason = f"line {ids[request.id]} has the id {request.id!r} too"
             raise BadBatchLine(file=str(path), line=number, reason=reason)
@@ -131,6 +131,7 @@ def _request(line: bytes, index: int, number: int, asked: Mapping[str, Any]) -> 
     if not isinstance(said, dict):
         raise Reason(f"it is a JSON {type(said).__name__}, not an object")
     settings: _Plain | _Body
+    name: str | int | None
     is_completion = False
     try:
         if "body" in said or "custom_id" in said:

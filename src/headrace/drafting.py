@@ -54,7 +54,8 @@ class Speculating:
         """Two tokenizers to translate drafts with, or None if both models have the same tokens."""
         assert self._draft is not None
         is_same = self._tokenizer.get_vocab() == self._draft.tokenizer.get_vocab()
-        ours, theirs = (each.config.get_text_config().vocab_size for each in (self._skeleton.model, self._draft.model))
+        models: tuple[Any, Any] = (self._skeleton.model, self._draft.model)
+        ours, theirs = (each.config.get_text_config().vocab_size for each in models)
         if is_same and ours == theirs:
             return None
         if ours == theirs:

@@ -164,8 +164,8 @@ class ByToken:
         parameters = inspect.signature(forward).parameters.values()
         names = [parameter.name for parameter in parameters if parameter.kind in kinds]
 
-        places = {each.layer_idx for each in module.modules() if isinstance(getattr(each, "layer_idx", None), int)}
-        place = min(places, default=None)
+        indices = (getattr(each, "layer_idx", None) for each in module.modules())
+        place = next((index for index in indices if isinstance(index, int)), None)
 
         @functools.wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,8 @@ its weights has time for some; one that computes all the time has none.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from headrace.core import Bound, Machine, ModelShape, Speculation
 from headrace.planner import costs
 from headrace.planner.costs import Demand
@@ -38,7 +40,7 @@ def speculation(shape: ModelShape, machine: Machine, demand: Demand, bound: Boun
         if not free:
             return Speculation(), f"{times}: verifying a draft would make the pass longer"
         return Speculation("lookup", free), f"{times}: as many more are verified in the time that it takes anyway"
-    kind = "draft" if asked == "draft" else "lookup"
+    kind: Literal["draft", "lookup"] = "draft" if asked == "draft" else "lookup"
     tokens = free or UNPROFITABLE_TOKENS
     if demand.draft is not None:
         draft_s = costs.decode_compute_s(demand.draft, machine, demand) + _overhead_s(demand.draft, machine)

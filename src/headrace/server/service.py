@@ -15,7 +15,8 @@ from headrace import errors
 from headrace.batching.batcher import Batcher, CacheSize, eos_token_ids
 from headrace.batching.sampling import SamplingParams, sampling_defaults
 from headrace.core import Plan
-from headrace.engine import Engine, Progress
+from headrace.engine import Engine
+from headrace.residents import Progress
 from headrace.server.options import MODEL_LEN, ServeOptions
 from headrace.server.telemetry import Telemetry
 from headrace.server.text import Answer, has_response_template, response_parser
