@@ -81,7 +81,10 @@ def test_products_take_as_long_as_was_measured_and_in_proportion_between() -> No
 
 
 @given(
-    st.lists(st.floats(1e6, 1e12), min_size=1, max_size=5), st.integers(1, 5000), st.integers(1, 5000), st.floats(1, 1e12)
+    st.lists(st.floats(1e6, 1e12), min_size=1, max_size=5),
+    st.integers(1, 5000),
+    st.integers(1, 5000),
+    st.floats(1, 1e12),
 )
 def test_more_bytes_take_longer_and_time_lies_between_what_was_measured(
     rates: list[float], rows: int, more: int, nbytes: float

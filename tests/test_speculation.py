@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import ARCHITECTURES, ids, shared
 
-from headrace import machine
+from headrace import machine, machinefile
 from headrace.engine import Engine
 from headrace.errors import CannotSpeculate
 from headrace.generate import Answer, Sampling, encode, generate
@@ -42,6 +42,7 @@ def _fast_and_alone() -> Iterator[None]:
         patch.setattr(machine, "measure_compute_bytes_per_s", lambda dtype: 1e12)
         patch.setattr(machine, "measure_operations_per_s", lambda dtype: 1e15)
         patch.setattr("headrace.model.measure_overhead_s", lambda: (0.0, 0.0))
+        patch.setattr(machinefile, "read_cached", lambda: None)
         yield
     torch.set_num_threads(threads)
 

@@ -144,9 +144,7 @@ MANY_ROWS = 64
 """From here on computing takes longer than memory does, whatever caches hold."""
 
 
-def measure_products(
-    dtype: str, nbytes: int = WEIGHTS_BYTES, product_rows: Sequence[int] = PRODUCT_ROWS
-) -> Products:
+def measure_products(dtype: str, nbytes: int = WEIGHTS_BYTES, product_rows: Sequence[int] = PRODUCT_ROWS) -> Products:
     """How fast square matrices of `dtype` (torch's name) are gone through, by rows: the median of three each."""
     import torch
 

@@ -87,7 +87,9 @@ def _rates(data: Any, name: str) -> Products:
     pairs = data.get("rates") if isinstance(data, dict) else None
     if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise Reason(f"{name}.rates is missing, or not a list of pairs of rows and a rate")
-    rates = tuple((_count({"rows": rows}, "rows"), _rate({"rate": rate}, "rate", of=f"{name}.")) for rows, rate in pairs)
+    rates = tuple(
+        (_count({"rows": rows}, "rows"), _rate({"rate": rate}, "rate", of=f"{name}.")) for rows, rate in pairs
+    )
     if [rows for rows, _ in rates] != sorted({rows for rows, _ in rates}) or rates[:1] == () or rates[0][0] != 1:
         raise Reason(f"the rows of {name}.rates do not ascend from 1")
     return Products(rates)

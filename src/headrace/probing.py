@@ -252,7 +252,10 @@ def _kernels(copied: float) -> tuple[_Kernels, str]:
         expert_s=measure_expert_overhead_s(per_layer),
         products=products,
     )
-    return measured, f"processor: torch's products in {', '.join(DTYPES)}, and tiny models for what layers cost beside them"
+    return (
+        measured,
+        f"processor: torch's products in {', '.join(DTYPES)}, and tiny models for what layers cost beside them",
+    )
 
 
 # --- accelerator ----------------------------------------------------------------------------------------------------

@@ -61,7 +61,11 @@ def run_batch(options: RunOptions, config: OffloadConfig, max_tokens: int) -> in
     with contextlib.closing(Answers(options.output, requests)) as answers:
         before = len(answers.done)
         if before:
-            console.print(f"{before} of {len(requests)} lines are answered in {options.output} already.", style="dim")
+            console.print(
+                f"{before} of {len(requests)} lines are answered in {options.output} already.",
+                style="dim",
+                soft_wrap=True,
+            )
         if before == len(requests):
             return 0
         run = _Run(options, config, max_tokens, list(unanswered(requests, answers)), answers, console)

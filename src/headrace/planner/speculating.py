@@ -29,7 +29,7 @@ def speculation(shape: ModelShape, machine: Machine, demand: Demand, bound: Boun
         return Speculation(), demand.cannot_speculate
     if asked == "auto" and not demand.greedy:
         return Speculation(), "answers are sampled; --speculate lookup does it for those too"
-    token_s = costs.decode_compute_s(shape, machine, demand) + _overhead_s(shape, machine)
+    token_s = costs.decode_compute_s(shape, machine, demand) + costs.overhead_s(shape, machine)
     moving_s = max(bound.moving_s, bound.disk_s)
     free = max(0, min(costs.MOST_DRAFTED, int(moving_s / token_s) - 1))
     where = "from disk" if bound.link == "disk" else "over the link"
@@ -43,7 +43,7 @@ def speculation(shape: ModelShape, machine: Machine, demand: Demand, bound: Boun
     kind: Literal["draft", "lookup"] = "draft" if asked == "draft" else "lookup"
     tokens = free or UNPROFITABLE_TOKENS
     if demand.draft is not None:
-        draft_s = costs.decode_compute_s(demand.draft, machine, demand) + _overhead_s(demand.draft, machine)
+        draft_s = costs.decode_compute_s(demand.draft, machine, demand) + costs.overhead_s(demand.draft, machine)
         tokens = _best_drafted(tokens, draft_s, max(moving_s, token_s), 0.0 if free else token_s)
         times += f", drafting one {format_seconds(draft_s)}"
     end = "" if free else "; it is not expected to be faster"
@@ -58,7 +58,3 @@ def _best_drafted(most: int, draft_s: float, pass_s: float, verify_s: float) -> 
         return made / (pass_s + tokens * (draft_s + verify_s))
 
     return max(range(1, most + 1), key=rate)
-
-
-def _overhead_s(shape: ModelShape, machine: Machine) -> float:
-    return machine.layer_overhead_s * costs.layer_count(shape)
