@@ -1,9 +1,9 @@
 """Tokens per second of `headrace run --batch` with one sequence and with many, under a memory cap, cold, in turn.
 
-    python benchmarks/batch.py CHECKPOINT --memory 3GiB --sizes 1,32 --tokens 4
+    python benchmarks/batch.py CHECKPOINT --memory 3GiB --sizes 1,32 --tokens 16
 
-As root on Linux. Each size answers as many lines as it has sequences, with --tokens each; time runs from the first
-request to the last answer, prompts included. The last line of output is one JSON document.
+As root on Linux. Each size answers as many lines as it has sequences, with --tokens each to a prompt of a few;
+time runs from the first request to the last answer. The last line of output is one JSON document.
 """
 
 import argparse
@@ -24,11 +24,11 @@ def run(arguments: argparse.Namespace, size: int) -> dict:
     Path("/proc/sys/vm/drop_caches").write_text("3")
     with tempfile.TemporaryDirectory() as folder, memory_group(parse_size(arguments.memory)) as members:
         questions, out = Path(folder) / "questions.jsonl", Path(folder) / "answers.jsonl"
-        questions.write_text("".join(json.dumps({"prompt": f"Question {n}: why?"}) + "\n" for n in range(size)))
+        questions.write_text("".join(json.dumps({"prompt": f"Why {n}"}) + "\n" for n in range(size)))
         command = [sys.executable, "-m", "headrace", "run", arguments.checkpoint, "--batch", str(questions)]
         command += ["-o", str(out), "--batch-size", str(size), "--max-tokens", str(arguments.tokens)]
         made = subprocess.run(
-            [*command, "--memory", arguments.memory, "--temperature", "0", "--json", "-q"],
+            [*command, "--memory", arguments.memory, "--temperature", "0", "--raw", "--json", "-q"],
             preexec_fn=lambda: members.write_text(str(os.getpid())),
             capture_output=True,
             text=True,
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--memory", default="3GiB")
     parser.add_argument("--sizes", default="1,32")
-    parser.add_argument("--tokens", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--timeout", type=int, default=600)
     arguments = parser.parse_args()
     sizes = [int(size) for size in arguments.sizes.split(",")]

@@ -1,6 +1,6 @@
 """Tokens per pass with lookup on real prompts, and whether greedy answers are those without drafts.
 
-    python benchmarks/speculation.py [--prompts 50] [--tokens 200] [--draft MODEL] [--together]
+    python benchmarks/speculation.py [--prompts 50] [--tokens 200] [--draft MODEL] [--drafted N] [--together]
 
 SmolLM2-135M-Instruct with half of its weights in memory. Half of the prompts ask for a summary of a piece of this
 project's documentation, the others for a text about something. `--together` verifies a draft's tokens in one product,
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--draft", default="lookup")
+    parser.add_argument("--drafted", type=int, help="tokens for a pass; default: as the plan says")
     parser.add_argument("--together", action="store_true")
     arguments = parser.parse_args()
     asked = prompts(arguments.prompts)
@@ -83,7 +84,8 @@ def main() -> None:
         model, weights_share=0.5, context=2048, speculate=arguments.draft, sampling=Sampling(arguments.tokens, 0)
     ) as engine:
         plain = answers(engine, asked, arguments.tokens, None)
-        drafter = engine.drafter
+        drafted_tokens = arguments.drafted or engine.plan.speculation.tokens
+        drafter = dataclasses.replace(engine.drafter, tokens=drafted_tokens)
         if arguments.together:
             drafter = dataclasses.replace(drafter, verifier=types.SimpleNamespace(is_on=False))
         drafted = answers(engine, asked, arguments.tokens, drafter)
@@ -94,7 +96,8 @@ def main() -> None:
             if place is not None
         ]
         summary = {
-            "drafted_per_pass": engine.plan.speculation.tokens,
+            "drafted_for_a_pass": drafted_tokens,
+            "planned_for_a_pass": engine.plan.speculation.tokens,
             "together": arguments.together,
             "answers": len(asked),
             "answers_that_differ": len(gaps),

@@ -261,7 +261,15 @@ class Batcher:
     waits for a reader; blocks of the cache go back when a request ends, however it ends.
     """
 
-    def __init__(self, model: Any, size: CacheSize, on_token: TokenTimes = lambda first, seconds: None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        size: CacheSize,
+        on_token: TokenTimes = lambda first, seconds: None,
+        *,
+        paced: bool = True,
+    ) -> None:
+        """`paced`: prompts come in pieces while others are answered, for readers who wait; else as a pass has room."""
         pacing.register()
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # it quotes prompts
         self.size = size
@@ -282,17 +290,23 @@ class Batcher:
         with torch.inference_mode():  # the thread takes it over from here
             self._processor: Any = self._manager._create_batch_processor()
             scheduler: Any = self._processor.scheduler
-            scheduler.pace, scheduler.reserved = self.pace, size.reserved
+            scheduler.pace, scheduler.reserved = self.pace if paced else None, size.reserved
             self._manager.batch_processor = self._processor
             self._manager.start()
 
     @classmethod
     def start(
-        cls, model: Any, size: CacheSize, name: str, on_token: TokenTimes = lambda first, seconds: None
+        cls,
+        model: Any,
+        size: CacheSize,
+        name: str,
+        on_token: TokenTimes = lambda first, seconds: None,
+        *,
+        paced: bool = True,
     ) -> Batcher:
         """For the model that users know by `name`. Raises: UnsupportedModel if transformers cannot batch for it."""
         try:
-            return cls(model, size, on_token)
+            return cls(model, size, on_token, paced=paced)
         except (AttributeError, NotImplementedError, ValueError) as error:
             raise UnsupportedModel(
                 model=name,

@@ -122,7 +122,8 @@ class _Run:
         try:
             self._config = self.engine.model.generation_config
             self._eos = eos_token_ids(self._config)
-            self.batcher = Batcher.start(self.engine.model, self._cache_size(self.engine.plan.batch), options.model)
+            size = self._cache_size(self.engine.plan.batch)
+            self.batcher = Batcher.start(self.engine.model, size, options.model, paced=False)
         except BaseException:
             self.engine.close()
             raise
