@@ -6,7 +6,6 @@ whole lines and at most one torn one. No torch, no model.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -187,9 +186,9 @@ class Answers:
         Raises: OtherBatch if what is there answers something else, OutputFailed.
         """
         self.path = path
+        if path.exists() and not path.is_file():
+            raise OutputFailed(output=f"answers to {str(path)!r}", reason="it is no file to go on with")
         with self._failing():
-            if path.exists() and not path.is_file():
-                raise FileExistsError(errno.EEXIST, "it is no file to go on with")
             self._file = path.open("a+b", buffering=0)
         try:
             self._lock()

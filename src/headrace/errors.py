@@ -308,8 +308,8 @@ class BadBatchLine(UserError):
     reason: str
     template = "Line {line} of {file!r} is no request: {reason}."
     remedy = (
-        'Write one JSON object a line: {{"prompt": "..."}}, or {{"messages": [{{"role": "user", "content": "..."}}]}}, '
-        'with "id", "max_tokens", "temperature", "top_p" and "seed" where wanted; or OpenAI\'s custom_id and body.'
+        'Write one JSON object a line, with "prompt" (a text) or "messages" (objects with "role" and "content"), and '
+        'with "id", "max_tokens", "temperature", "top_p" and "seed" where wanted; or OpenAI\'s "custom_id" and "body".'
     )
     example = {"file": "questions.jsonl", "line": 7, "reason": "there is no field 'promt' here"}
 
