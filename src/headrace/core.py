@@ -266,6 +266,16 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """How a pass can make several tokens: by verifying some that were drafted."""
+
+    kind: Literal["off", "lookup", "draft"] = "off"
+    """lookup: what followed the same words earlier in the text; draft: what a smaller model writes."""
+    tokens: int = 0
+    """Drafted for each pass, at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Predicted bytes of device memory by category; they add up to `total_bytes`."""
 
@@ -275,11 +285,14 @@ class MemoryPlan:
     staging_bytes: int
     kv_bytes: int
     working_bytes: int
+    draft_bytes: int = 0
+    """A draft model: its weights and its KV cache."""
 
     @property
     def total_bytes(self) -> int:
         return (
             self.baseline_bytes
+            + self.draft_bytes
             + self.resident_bytes
             + self.ring_bytes
             + self.staging_bytes
@@ -334,6 +347,7 @@ class Plan:
     """None without an accelerator."""
     on_host: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Of what is streamed: the parameters that live in host memory, by block; the others live on disk."""
+    speculation: Speculation = Speculation()
 
     @property
     def seconds_per_pass(self) -> float:

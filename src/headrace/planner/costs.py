@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from headrace.core import Bound, Machine, ModelShape
 
@@ -21,6 +23,10 @@ MEMORY_SHARE = 0.9
 
 DEFAULT_CONTEXT = 2048
 """Tokens that memory is planned for, when nobody says."""
+
+
+MOST_DRAFTED = 10
+"""Tokens per pass; of more the last ones are hardly ever right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,19 @@ class Demand:
     host_bytes: int | None = None
     """None for no limit."""
     host_baseline_bytes: int = 0
+    speculate: Literal["auto", "off", "lookup", "draft"] | None = None
+    """None where it is not a question."""
+    greedy: bool = True
+    """Whether the likeliest token is taken each time."""
+    cannot_speculate: str = ""
+    """Why drafts cannot be verified with this model, if so."""
+    draft: ModelShape | None = None
+    """The smaller model that drafts: all of it is resident."""
+
+    @property
+    def drafted_tokens(self) -> int:
+        """That a pass may have to hold logits for."""
+        return 0 if self.speculate in (None, "off") or self.cannot_speculate else MOST_DRAFTED
 
 
 def layer_count(shape: ModelShape) -> int:
@@ -64,16 +83,26 @@ def kv_bytes(shape: ModelShape, demand: Demand) -> int:
 
 def working_bytes(shape: ModelShape, demand: Demand) -> int:
     """Activations of the prefill, logits, and the margin."""
-    prefill = _activation_bytes(shape, demand)
+    prefill = max(_activation_bytes(each, demand) for each in (shape, demand.draft) if each is not None)
     head = shape.head_bytes if demand.batch > 1 or shape.head_always_copied else 0
     experts = _expert_bytes(shape, demand.prefill_tokens * demand.batch)
-    return prefill + head + experts + shape.logits_bytes * demand.batch + demand.margin_bytes
+    logits = shape.logits_bytes * (demand.batch + demand.drafted_tokens)
+    return prefill + head + experts + logits + demand.margin_bytes
 
 
 def _activation_bytes(shape: ModelShape, demand: Demand) -> int:
     """The larger of what is live in the MLP and in attention, where about a third as much is, beside the scores."""
     in_mlp = shape.activation_bytes_per_token * demand.prefill_tokens * demand.batch
     return max(in_mlp, in_mlp // 3 + shape.score_bytes * demand.prefill_tokens**2 * demand.batch)
+
+
+def draft_bytes(demand: Demand) -> int:
+    """Of the smaller model that drafts: its weights, its cache, and the logits that it leaves with each draft."""
+    if demand.draft is None:
+        return 0
+    alone = dataclasses.replace(demand, draft=None, batch=1)
+    logits = demand.draft.logits_bytes * (1 + demand.drafted_tokens)
+    return demand.draft.weight_bytes + kv_bytes(demand.draft, alone) + logits
 
 
 def kept_bytes(demand: Demand, total_bytes: int) -> int:
@@ -90,7 +119,8 @@ def _expert_bytes(shape: ModelShape, tokens: int) -> int:
 def overhead_bytes(shape: ModelShape, demand: Demand) -> int:
     """Everything on the device that is neither a resident weight nor the ring."""
     staging = 0 if demand.has_accelerator else demand.staging_bytes
-    return demand.baseline_bytes + staging + kv_bytes(shape, demand) + working_bytes(shape, demand)
+    running = kv_bytes(shape, demand) + working_bytes(shape, demand)
+    return demand.baseline_bytes + staging + running + draft_bytes(demand)
 
 
 # --- time -----------------------------------------------------------------------------------------------------------
