@@ -15,6 +15,7 @@ from headrace.reference.flow import (
     assigned_names,
     own_expressions,
     own_statements,
+    swallows,
     terminates,
 )
 
@@ -61,6 +62,10 @@ class Changes:
             changed |= self.of(statement)
         return changed
 
+    def anywhere(self, block: Iterable[ast.stmt]) -> set[str]:
+        """What a block may have changed when it is left in its middle, by an error or for the next turn of a loop."""
+        return set().union(*(self.own(inner) for inner in own_statements(list(block), loops=True)))
+
     def _inner(self, statement: ast.stmt) -> set[str]:
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -70,10 +75,13 @@ class Changes:
             case ast.Match():
                 blocks = [case.body for case in statement.cases if not terminates(case.body)]
             case _ if isinstance(statement, TRIES):
-                handlers = [part.body for part in statement.handlers if not terminates(part.body)]
-                blocks = [statement.body, *handlers, statement.orelse, statement.finalbody]
-            case _ if isinstance(statement, (*LOOPS, *WITHS)):
-                blocks = [statement.body, getattr(statement, "orelse", [])]
+                blocks = [part.body for part in statement.handlers if not terminates(part.body)]
+                blocks += [statement.orelse, statement.finalbody]
+                return self.anywhere(statement.body).union(*(self.of_block(block) for block in blocks))
+            case _ if isinstance(statement, LOOPS):
+                return self.anywhere(statement.body) | self.of_block(statement.orelse)
+            case _ if isinstance(statement, WITHS):
+                return self.anywhere(statement.body) if swallows(statement) else self.of_block(statement.body)
             case _:
                 return set()
         return set().union(*(self.of_block(block) for block in blocks))

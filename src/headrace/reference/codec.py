@@ -44,7 +44,7 @@ def site_to_plain(site: Site) -> list[Any]:
         site.error_class,
         site.kind,
         [template_to_plain(template) for template in site.templates],
-        [atoms, condition.complete, condition.incomplete],
+        [atoms, condition.complete, condition.incomplete, list(condition.reassigned)],
         site.fragment,
         site.wrapper,
         site.caught_locally,
@@ -57,7 +57,7 @@ def site_to_plain(site: Site) -> list[Any]:
 def site_from_plain(plain: list[Any]) -> Site:
     """What `site_to_plain` made."""
     file, line, end_line, qualname, error_class, kind, *rest = plain
-    templates, (atoms, complete, incomplete), fragment, wrapper, caught, ordinal, function_line, marks = rest
+    templates, (atoms, *known, reassigned), fragment, wrapper, caught, ordinal, function_line, marks = rest
     return Site(
         file,
         line,
@@ -66,7 +66,7 @@ def site_from_plain(plain: list[Any]) -> Site:
         error_class,
         kind,
         tuple(template_from_plain(template) for template in templates),
-        Condition(tuple(Atom(*atom) for atom in atoms), complete, incomplete),
+        Condition(tuple(Atom(*atom) for atom in atoms), *known, tuple(reassigned)),
         fragment,
         wrapper,
         caught,

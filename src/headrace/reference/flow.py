@@ -18,6 +18,8 @@ TRIES = (ast.Try, ast.TryStar)
 WITHS = (ast.With, ast.AsyncWith)
 _BLOCKS = ("body", "orelse", "finalbody")
 
+SWALLOWS = frozenset({"suppress", "raises", "assertRaises", "warns", "ignored"})
+"""Context managers by the last part of their name: an error in their block goes no further."""
 NEVER_RETURNS = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort", "pytest.fail", "pytest.skip"})
 
 
@@ -46,7 +48,7 @@ class Module:
 
     tree: ast.Module
     places: dict[ast.AST, Place] = field(default_factory=dict)
-    """Of statements, and of handlers and cases (their block is the one of the `try` or `match`)."""
+    """Of statements, and of handlers and cases (which stand in no block)."""
     owners: dict[ast.AST, Scope] = field(default_factory=dict)
     """The scope around each function and class."""
     functions: dict[str, Function] = field(default_factory=dict)
@@ -118,8 +120,7 @@ def _enter(module: Module, statement: ast.stmt, scope: Scope) -> None:
     if isinstance(statement, ast.If) and is_type_checking(statement.test):
         return
     for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
-        here = module.places[statement]
-        module.places[part] = Place(statement, "handlers", here.block, here.index, scope)
+        module.places[part] = Place(statement, "handlers", [], 0, scope)
         _place(module, part, scope)
     _place(module, statement, scope)
 
@@ -143,7 +144,7 @@ def _leaves(statement: ast.stmt) -> bool:
         case ast.If():
             return terminates(statement.body) and terminates(statement.orelse)
         case ast.With() | ast.AsyncWith():
-            return terminates(statement.body)
+            return terminates(statement.body) and not swallows(statement)
         case ast.Try() | ast.TryStar():
             if terminates(statement.finalbody):
                 return True
@@ -159,6 +160,12 @@ def _leaves(statement: ast.stmt) -> bool:
         case ast.Expr(value=ast.Call() as call):
             return ast.unparse(call.func) in NEVER_RETURNS
     return False
+
+
+def swallows(statement: ast.With | ast.AsyncWith) -> bool:
+    """Whether the block of a `with` can end in an error and what follows runs all the same."""
+    calls = [item.context_expr for item in statement.items if isinstance(item.context_expr, ast.Call)]
+    return any(ast.unparse(call.func).rpartition(".")[2] in SWALLOWS for call in calls)
 
 
 def own_statements(block: list[ast.stmt], *, loops: bool = False) -> Iterator[ast.stmt]:

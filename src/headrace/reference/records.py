@@ -52,6 +52,8 @@ class Condition:
     complete: bool = False
     """Whether `atoms` are the whole condition; if not, `incomplete` says why. A wrong condition is worse than none."""
     incomplete: str | None = None
+    reassigned: tuple[str, ...] = ()
+    """What the function was given and sets anew before it is tested: a caller does not hold what is compared."""
 
 
 @dataclass(frozen=True, slots=True)
