@@ -95,8 +95,7 @@ class Changes:
 
     def _own(self, statement: ast.stmt) -> set[str]:
         changed = set(assigned_names(statement))
-        for target in _targets(statement):
-            changed |= {path for node in ast.walk(target) if (path := _base(node)) is not None}
+        changed |= {path for target in _targets(statement) if (path := _base(target)) is not None}
         if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
             return changed
         for expression in own_expressions(statement):
@@ -125,8 +124,7 @@ class Changes:
             path
             for statement in own_statements(method.body, loops=True)
             for target in _targets(statement)
-            for node in ast.walk(target)
-            if (path := _base(node)) is not None and path.startswith("self.")
+            if (path := _base(target)) is not None and path.startswith("self.")
         }
 
 
