@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.reference.records import Atom, Condition, Placeholder, Site, Template
+from headrace.reference.records import Atom, Condition, Pair, Placeholder, Site, Template
 
 if TYPE_CHECKING:
     from headrace.reference.classes import ErrorClass
@@ -51,13 +51,14 @@ def site_to_plain(site: Site) -> list[Any]:
         site.ordinal,
         site.function_line,
         list(site.decorators),
+        None if site.pair is None else [site.pair.before, site.pair.after, site.pair.ends],
     ]
 
 
 def site_from_plain(plain: list[Any]) -> Site:
     """What `site_to_plain` made."""
     file, line, end_line, qualname, error_class, kind, *rest = plain
-    templates, (atoms, *known, reassigned), fragment, wrapper, caught, ordinal, function_line, marks = rest
+    templates, (atoms, *known, reassigned), fragment, wrapper, caught, ordinal, function_line, marks, pair = rest
     return Site(
         file,
         line,
@@ -73,6 +74,7 @@ def site_from_plain(plain: list[Any]) -> Site:
         ordinal,
         function_line,
         tuple(marks),
+        None if pair is None else Pair(*(tuple((name, value) for name, value in side) for side in pair[:2]), pair[2]),
     )
 
 

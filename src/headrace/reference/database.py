@@ -136,6 +136,11 @@ class Catalogue:
     def repository(self) -> str | None:
         return self._facts["repository"]
 
+    @property
+    def tried(self) -> dict[str, int]:
+        """How many conditions were verified, refuted, or not run; empty if the build did not try them."""
+        return dict(json.loads(self._facts.get("tried") or "{}"))
+
     def flags(self) -> dict[str, str]:
         """Every way to write a flag of the package's command lines, with the best one."""
         if self._flags is None:

@@ -146,7 +146,7 @@ def _plain(site: Site) -> dict[str, Any]:
         "line": site.line,
         "end_line": site.end_line,
         "error_class": site.error_class,
-        "caught": site.caught_locally,
+        "moves": site.caught_locally or bool(site.condition.reassigned),
         "atoms": atoms,
         "patterns": [_pattern(template) for template in site.templates],
     }

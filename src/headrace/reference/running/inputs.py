@@ -43,6 +43,8 @@ class Marker:
 
 AUTO = Marker("an object")
 """Built from the leaves below it."""
+MAPPING = Marker("a mapping")
+"""The same, of items alone."""
 ABSENT = Marker("(not there)")
 
 
@@ -219,13 +221,13 @@ class World:
     def _built(self, node: dict[Any, Any], path: str, base: Any) -> Any:
         value = node.get(None, AUTO)
         children = {step: child for step, child in node.items() if step is not None}
-        if not (value is AUTO or isinstance(value, Kind)):
+        if not (value is AUTO or value is MAPPING or isinstance(value, Kind)):
             return self._value(value, path)
-        if children and all(what == "contains" for what, _ in children):
+        if children and value is not MAPPING and all(what == "contains" for what, _ in children):
             return _holding({key: child[None] for (_, key), child in children.items()})
         items = {key: child for (what, key), child in children.items() if what == "item"}
         attributes = {name: child for (what, name), child in children.items() if what == "attribute"}
-        if items and not attributes and value is AUTO:
+        if value is MAPPING or (items and not attributes and value is AUTO):
             contains = {key: child[None] for (what, key), child in children.items() if what == "contains"}
             return self._mapping(items, path) | {key: "x" for key, there in contains.items() if there}
         kinds = frozenset([value.path]) if isinstance(value, Kind) else frozenset()
@@ -355,9 +357,9 @@ def domains(
     leaves = list(dict.fromkeys(leaf for question in questions for leaf in question.leaves))
     hints: dict[Path, list[Any]] = {leaf: [] for leaf in leaves}
     for question in questions:
-        values = _values_in(question.code, constants)
+        values, switches = _values_in(question.code, constants), _switches(question.code)
         for leaf in question.leaves:
-            hints[leaf] += values
+            hints[leaf] += [*((True, False) if text_of(leaf) in switches else ()), *values]
             if question.raises is not None and leaf[-1] == ("call", None):
                 hints[leaf].append(Raises(_error(question.raises)))
     return {leaf: _domain(leaf, leaves, hints[leaf], fields, defaults) for leaf in leaves}
@@ -376,8 +378,10 @@ def _domain(
     found: list[Any] = []
     if len(leaf) > 1 and leaf[-1][0] == "contains":
         return [False, True]
-    if any(other[: len(leaf)] == leaf and other != leaf for other in leaves):
-        found += [AUTO, None, *(hint for hint in hints if isinstance(hint, Kind))]
+    below = {other[len(leaf)][0] for other in leaves if len(other) > len(leaf) and other[: len(leaf)] == leaf}
+    if below:
+        found += [MAPPING if "item" in below and "attribute" not in below else AUTO, None]
+        found += [hint for hint in hints if isinstance(hint, Kind)]
     if len(leaf) == 1 and leaf[0] in defaults:
         found.append(defaults[leaf[0]])
     if len(leaf) == 2 and leaf[0] == "self" and leaf[1][0] == "attribute" and leaf[1][1] in fields:
@@ -393,10 +397,26 @@ def _domain(
     return list(unique.values())[:60]
 
 
+def _switches(code: str) -> set[str]:
+    """What an expression only asks whether it is true."""
+    found: set[str] = set()
+    todo: list[ast.expr] = [ast.parse(code, mode="eval").body]
+    while todo:
+        match todo.pop():
+            case ast.BoolOp(values=parts):
+                todo += parts
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                todo.append(operand)
+            case node:
+                found.add(ast.unparse(node))
+    return found
+
+
 def _values_in(code: str, constants: Mapping[str, Any]) -> list[Any]:
     """Values that an expression compares with, and those next to them."""
     found: list[Any] = []
-    for node in ast.walk(ast.parse(code, mode="eval")):
+    tree = ast.parse(code, mode="eval")
+    for node in ast.walk(tree):
         match node:
             case ast.Constant(value=bool() | None):
                 found.append(node.value)
@@ -414,7 +434,14 @@ def _values_in(code: str, constants: Mapping[str, Any]) -> list[Any]:
                 found += _samples(kinds)
             case ast.Attribute() | ast.Name() | ast.Set() | ast.List() | ast.Tuple():
                 found += _members(node, constants)
+    if any(isinstance(node, ast.comprehension) for node in ast.walk(tree)):
+        single = [*found, None, 1, "x", True]
+        found = [*([each] for each in single), *({each: each} for each in single if _can_be_key(each)), *found]
     return found
+
+
+def _can_be_key(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | None)
 
 
 def _samples(kinds: ast.expr) -> list[Any]:
@@ -439,7 +466,8 @@ def _members(node: ast.expr, constants: Mapping[str, Any]) -> list[Any]:
     if isinstance(value, Stub):
         return [Same(code)] if isinstance(node, ast.Attribute) else []
     if isinstance(value, set | frozenset | list | tuple | dict):
-        return list(itertools.islice(value, 6))
+        members = list(itertools.islice(sorted(value, key=repr), 6))
+        return ["x", *members] if any(isinstance(each, str) for each in members) else members
     if isinstance(value, bool | int | float | str):
         near = [value + 1, value - 1] if isinstance(value, int) and not isinstance(value, bool) else []
         return [value, *near]

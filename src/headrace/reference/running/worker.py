@@ -244,7 +244,7 @@ class Trial:
             why = next((each.detail or each.kind for each in endings if each.kind != "raises"), "")
             closed = len(questions) == len(self._questions) and all(each.leaves or each.raises for each in questions)
             escaped = [each for each in endings if each.kind in ("returns", "other")]
-            if closed and escaped and not self._site["caught"]:
+            if closed and escaped and not self._site["moves"]:
                 return {"verdict": "refuted", "why": f"{escaped[0].kind} {escaped[0].detail}".strip(), "before": _told(before)}
             if tried >= _MOST_BEFORE:
                 break
@@ -295,7 +295,8 @@ class Trial:
     def _proposed(self, question: Question, before: Assignment) -> Iterator[Assignment]:
         """What the fixes of the page say, with these values put in."""
         by_text = {text_of(path): path for path in question.leaves}
-        values = {text: before[path] for text, path in by_text.items() if _is_plain(before.get(path, Same("")))}
+        values = {name: value for name, value in self._constants.items() if _is_plain(value)}
+        values |= {text: before[path] for text, path in by_text.items() if _is_plain(before.get(path, Same("")))}
         atom = Atom(question.code, question.line)
         for fix in solve.fixes(Condition((atom,), complete=True), values):
             if fix.verified and all(change.expr in by_text for change in fix.changes):
