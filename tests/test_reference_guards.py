@@ -235,7 +235,9 @@ def test_a_case_below_one_that_goes_on() -> None:
 
 
 def test_one_attribute_says_nothing_about_another() -> None:
-    assert told("def f(self):\n    if self.a:\n        return\n    self.b = 1\n    raise ValueError('no')")[0] == ["not self.a"]
+    assert told("def f(self):\n    if self.a:\n        return\n    self.b = 1\n    raise ValueError('no')")[0] == [
+        "not self.a"
+    ]
     assert "`self.a` may change" in why_incomplete(
         "def f(self):\n    if self.a:\n        return\n    self.a = 1\n    raise ValueError('no')"
     )

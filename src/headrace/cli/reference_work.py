@@ -42,7 +42,9 @@ def build_package(package: str, source: Path | None, wheels: Sequence[Path], *, 
 
 def _tried(counts: Mapping[str, int]) -> str:
     verified, refuted, left = (counts.get(verdict, 0) for verdict in ("verified", "refuted", "not run"))
-    return f"Conditions tried by running their functions: {verified} verified, {refuted} refuted, {left} could not be run"
+    return (
+        f"Conditions tried by running their functions: {verified} verified, {refuted} refuted, {left} could not be run"
+    )
 
 
 def build_quietly(package: str) -> Path:

@@ -282,9 +282,7 @@ def _may_share(first: ast.expr | None, second: ast.expr | None) -> bool:
     if first is None or second is None:
         return True
     pairs = itertools.product(_classes(first), _classes(second))
-    return any(
-        one is None or other is None or issubclass(one, other) or issubclass(other, one) for one, other in pairs
-    )
+    return any(one is None or other is None or issubclass(one, other) or issubclass(other, one) for one, other in pairs)
 
 
 def _classes(types: ast.expr) -> list[type | None]:

@@ -82,7 +82,9 @@ class Guards:
         found = [self._finished(link) for link in links]
         if all(atom.early_exit for atom in found):
             found.append(Atom("always", statement.lineno, kind="always"))
-        return Condition(tuple(found), walk.incomplete is None, walk.incomplete, self._reassigned(walk, statement, found))
+        return Condition(
+            tuple(found), walk.incomplete is None, walk.incomplete, self._reassigned(walk, statement, found)
+        )
 
     def _reassigned(self, walk: _Walk, statement: ast.stmt, found: list[Atom]) -> tuple[str, ...]:
         """What the reasons read of the function's inputs and what it may have set anew before."""

@@ -30,7 +30,9 @@ SITE_SECONDS = 20.0
 """After so long without an answer a worker is ended, and another goes on with the next site."""
 REFUTED = "run with values that meet it, the function did not raise"
 _LONGEST_CONSTANT = 4_000
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from headrace.reference.running.worker import main; main(sys.argv[2])"
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from headrace.reference.running.worker import main; main(sys.argv[2])"
+)
 
 Key = tuple[str, int, str, int, str]
 Progress = Callable[[int, int], None]
@@ -90,7 +92,9 @@ def verify(source: PackageSource, sites: Sequence[Site], on_progress: Progress |
 
 def with_outcomes(pages: Iterable[Page], outcomes: Mapping[Key, Outcome]) -> list[Page]:
     """The pages with what was run; a condition that its own values refute is no longer complete."""
-    return [replace(page, sites=tuple(_with(site, outcomes.get(key_of(site))) for site in page.sites)) for page in pages]
+    return [
+        replace(page, sites=tuple(_with(site, outcomes.get(key_of(site))) for site in page.sites)) for page in pages
+    ]
 
 
 def _with(site: Site, outcome: Outcome | None) -> Site:
@@ -116,9 +120,7 @@ def remembered(pages: Iterable[Page], unchanged: set[str]) -> dict[Key, Outcome]
 # --- workers --------------------------------------------------------------------------------------------------------
 
 
-def _work(
-    todo: queue.SimpleQueue[tuple[str, list[Site]]], constants: Constants, done: queue.SimpleQueue[Any]
-) -> None:
+def _work(todo: queue.SimpleQueue[tuple[str, list[Site]]], constants: Constants, done: queue.SimpleQueue[Any]) -> None:
     with contextlib.ExitStack() as stack:
         worker: _Worker | None = None
         while True:
@@ -253,8 +255,9 @@ class Constants:
 def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for statement in tree.body:
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) | ast.AnnAssign(
-                target=ast.Name(id=name), value=ast.expr() as value
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ) if name[:1].isupper():
                 code = ast.unparse(value)
             case ast.ClassDef(name=name, bases=[_, *_]):

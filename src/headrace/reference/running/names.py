@@ -137,7 +137,10 @@ def _imports(tree: ast.Module) -> Iterable[tuple[str, tuple[str, str | None]]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.asname or alias.name.partition(".")[0], (alias.name if alias.asname else alias.name.partition(".")[0], None)
+                yield (
+                    alias.asname or alias.name.partition(".")[0],
+                    (alias.name if alias.asname else alias.name.partition(".")[0], None),
+                )
         elif isinstance(node, ast.ImportFrom) and not node.level:
             for alias in node.names:
                 yield alias.asname or alias.name, (node.module or "", alias.name)

@@ -163,12 +163,26 @@ def _order(name: str) -> Callable[[Stub, Any], bool]:
     return compare
 
 
-for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split():
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+    "matmul",
+):
     setattr(Stub, f"__{_name}__", _arithmetic(_name))
     setattr(Stub, f"__r{_name}__", _arithmetic(_name))
-for _name in "neg pos abs invert round".split():
+for _name in ("neg", "pos", "abs", "invert", "round"):
     setattr(Stub, f"__{_name}__", _arithmetic(_name))
-for _name in "lt le gt ge".split():
+for _name in ("lt", "le", "gt", "ge"):
     setattr(Stub, f"__{_name}__", _order(_name))
 
 
