@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.reference.records import Atom, Condition, Pair, Placeholder, Site, Template
 
@@ -58,7 +58,17 @@ def site_to_plain(site: Site) -> list[Any]:
 def site_from_plain(plain: list[Any]) -> Site:
     """What `site_to_plain` made."""
     file, line, end_line, qualname, error_class, kind, *rest = plain
-    templates, (atoms, *known, reassigned), fragment, wrapper, caught, ordinal, function_line, marks, pair = rest
+    (
+        templates,
+        (atoms, complete, incomplete, reassigned),
+        fragment,
+        wrapper,
+        caught,
+        ordinal,
+        function_line,
+        marks,
+        pair,
+    ) = rest
     return Site(
         file,
         line,
@@ -67,15 +77,20 @@ def site_from_plain(plain: list[Any]) -> Site:
         error_class,
         kind,
         tuple(template_from_plain(template) for template in templates),
-        Condition(tuple(Atom(*atom) for atom in atoms), *known, tuple(reassigned)),
+        Condition(tuple(Atom(*atom) for atom in atoms), complete, incomplete, tuple(reassigned)),
         fragment,
         wrapper,
         caught,
         ordinal,
         function_line,
         tuple(marks),
-        None if pair is None else Pair(*(tuple((name, value) for name, value in side) for side in pair[:2]), pair[2]),
+        None if pair is None else _pair_from_plain(*pair),
     )
+
+
+def _pair_from_plain(before: list[list[str]], after: list[list[str]], ends: Literal["returns", "goes on"]) -> Pair:
+    first, second = (tuple((name, value) for name, value in side) for side in (before, after))
+    return Pair(first, second, ends)
 
 
 def _forms_to_plain(forms: Forms | None) -> list[Any] | None:

@@ -47,7 +47,9 @@ class Search:
     def solutions(self, wanted: Sequence[tuple[Question, bool]], start: Assignment) -> Iterator[Assignment]:
         """Assignments that extend `start` and answer each question as wanted."""
         if not wanted:
-            yield dict(start)
+            # What was chosen late may have changed what was asked early.
+            if all(self.holds(question, start) for question in self.questions):
+                yield dict(start)
             return
         (question, answer), rest = wanted[0], wanted[1:]
         for assignment in self._answers(question, answer, start):
@@ -128,7 +130,7 @@ def _domain(
         return [False, True]
     below = {other[len(leaf)][0] for other in leaves if len(other) > len(leaf) and other[: len(leaf)] == leaf}
     if below:
-        found += [MAPPING if "item" in below and "attribute" not in below else AUTO, None]
+        found += [*([] if "attribute" in below or "call" in below else [MAPPING]), AUTO, None]
         found += [hint for hint in hints if isinstance(hint, Kind)]
     if len(leaf) == 1 and leaf[0] in defaults:
         found.append(defaults[leaf[0]])

@@ -21,6 +21,7 @@ METHODS_OF_VALUES = frozenset(
         *("rpartition", "count", "index", "find", "isdigit", "isalpha", "isidentifier", "isnumeric", "removeprefix"),
         *("removesuffix", "replace", "join", "encode", "decode", "items", "keys", "values", "issubset", "issuperset"),
         *("intersection", "union", "difference", "isdisjoint", "is_integer", "bit_length", "casefold", "format"),
+        *("get", "pop", "setdefault", "copy"),
     ]
 )
 """What is computed from a value; any other call gives a value of its own."""

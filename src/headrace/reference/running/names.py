@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.reference.flow import Module
+from headrace.reference.running.slices import Slice, cut
 from headrace.reference.running.stubs import Stub, error_class
 
 HARMLESS = (
@@ -51,6 +52,17 @@ class Names:
         """Source of the constants and enumerations that are imported from other files of the package, by name."""
         self._imports = dict(_imports(module.tree))
         self._known: dict[str, Any] = {}
+        self._cut: dict[tuple[str, int], Slice] = {}
+
+    def cut(self, qualname: str, line: int) -> Slice | None:
+        """The function of that name around a line; each is cut out once."""
+        for (name, first), known in self._cut.items():
+            if name == qualname and first <= line <= (known.function.end_lineno or 0):
+                return known
+        found = cut(self._module.tree, qualname, line)
+        if found is not None:
+            self._cut[qualname, found.function.lineno] = found
+        return found
 
     def resolve(self, names: Iterable[str], errors: Iterable[str]) -> dict[str, Any]:
         """Every name that has a meaning here; those that are left out are stubs that can be given values."""

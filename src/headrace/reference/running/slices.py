@@ -45,6 +45,7 @@ def cut(tree: ast.Module, qualname: str, line: int) -> Slice | None:
         return None
     _, function, cls = found
     plain = _Plain().visit(copy.deepcopy(function))
+    assert isinstance(plain, ast.FunctionDef)
     plain.name, plain.decorator_list = NAME, []
     plain.args.defaults, plain.args.kw_defaults = [], [None] * len(plain.args.kwonlyargs)
     module = ast.fix_missing_locations(ast.Module([plain], []))

@@ -21,13 +21,12 @@ from types import FrameType
 from typing import Any
 
 from headrace.reference import solve
-from headrace.reference.flow import Module
 from headrace.reference.records import Atom, Condition
 from headrace.reference.running import jail
 from headrace.reference.running.inputs import Search, domains
 from headrace.reference.running.leaves import Question, Scope, text_of, unfolded
 from headrace.reference.running.names import HARMLESS, Names, safe_builtins
-from headrace.reference.running.slices import NAME, Slice, cut, definitions, imported_names, local_names
+from headrace.reference.running.slices import NAME, Slice, definitions, imported_names, local_names
 from headrace.reference.running.stubs import GUESSES, Stub, texts_of
 from headrace.reference.running.worlds import Assignment, Kind, Marker, Path, Same, World, shown
 
@@ -56,9 +55,9 @@ class Ending:
 class Trial:
     """One site, its function cut out, and the search for its values."""
 
-    def __init__(self, module: Module, names: Names, site: Mapping[str, Any]) -> None:
+    def __init__(self, names: Names, site: Mapping[str, Any]) -> None:
         self._site = site
-        found = cut(module.tree, site["qualname"], site["line"])
+        found = names.cut(site["qualname"], site["line"])
         if found is None:
             raise Unfit("it stands in no function")
         self._slice: Slice = found
@@ -198,15 +197,18 @@ class Trial:
             if any(pattern.fullmatch(text) for pattern in self._pattern for text in texts_of(error)):
                 return Ending("raises", "", lines, GUESSES.count)
             return Ending("stuck", "its text is not the template's", lines, GUESSES.count)
-        if own and line in self._raise_lines():
+        if own and name in self._raised_at(line):
             return Ending("other", f"{name} at line {line}", lines, GUESSES.count)
         return Ending("stuck", f"{name} at line {line}", lines, GUESSES.count)
 
-    def _raise_lines(self) -> set[int]:
-        found: set[int] = set()
+    def _raised_at(self, line: int) -> set[str]:
+        """The classes that the statement at a line raises itself, by name."""
+        found: set[str] = set()
         for node in ast.walk(self._slice.function):
-            if isinstance(node, ast.Raise | ast.Assert):
-                found |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            if isinstance(node, ast.Raise | ast.Assert) and node.lineno <= line <= (node.end_lineno or node.lineno):
+                error = node.exc.func if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) else None
+                name = "AssertionError" if isinstance(node, ast.Assert) else ast.unparse(error) if error else ""
+                found.add(name.rpartition(".")[2])
         return found
 
     # --- searching ---

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.reference.flow import Module, read_module
+from headrace.reference.flow import read_module
 from headrace.reference.running import jail
 from headrace.reference.running.names import Names, load_harmless
 from headrace.reference.running.trial import TookTooLong, Trial, Unfit, ring
@@ -24,10 +24,10 @@ from headrace.reference.running.trial import TookTooLong, Trial, Unfit, ring
 _CPU_SECONDS = 900
 
 
-def tried(module: Module, names: Names, site: Mapping[str, Any]) -> dict[str, Any]:
+def tried(names: Names, site: Mapping[str, Any]) -> dict[str, Any]:
     """Try one site."""
     try:
-        return Trial(module, names, site).answer()
+        return Trial(names, site).answer()
     except Unfit as unfit:
         return {"verdict": "not run", "why": str(unfit), "open": False}
     except (SyntaxError, RecursionError, MemoryError, TookTooLong, jail.Refused) as error:
@@ -40,12 +40,11 @@ def main(directory: str) -> None:
     load_harmless()
     signal.signal(signal.SIGALRM, ring)
     jail.lock(Path(directory), _CPU_SECONDS)
-    module, names = read_module(""), Names(read_module(""), {})
+    names = Names(read_module(""), {})
     for line in sys.stdin:
         message = json.loads(line)
         if "source" in message:
-            module = read_module(message["source"])
-            names = Names(module, message["elsewhere"])
+            names = Names(read_module(message["source"]), message["elsewhere"])
             continue
-        answers.write(json.dumps(tried(module, names, message["site"])) + "\n")
+        answers.write(json.dumps(tried(names, message["site"])) + "\n")
         answers.flush()
