@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.app import main
 from headrace.reference import explained, verify
 from headrace.reference.build import build
 from headrace.reference.database import Catalogue
@@ -315,6 +316,25 @@ def test_a_build_keeps_what_was_shown_about_files_that_stay(tmp_path: Path) -> N
     with Catalogue.open(path) as catalogue:
         (refuted,) = (page for page in catalogue.pages() if page.sites[0].qualname == "wrong")
         assert refuted.sites[0].condition.incomplete == verify.REFUTED
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mill").mkdir()
+    (tmp_path / "mill" / "__init__.py").write_text(
+        "def f(n):\n    if n > 3:\n        raise ValueError(f'{n} sacks are too many')\n"
+    )
+    source = ["reference", "build", "mill", "--source", str(tmp_path / "mill")]
+    assert main(source) == 0
+    assert "Conditions" not in capsys.readouterr().out
+    assert main([*source, "--verify"]) == 0
+    told = "Conditions tried by running their functions: 1 verified, 0 refuted, 0 could not be run."
+    assert told in capsys.readouterr().out
+    assert main(["explain", "ValueError: 7 sacks are too many", "--package", "mill"]) == 0
+    told = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "verified   the function itself was run, with stand-ins for all else:" in told
+    assert "with n = 4 it raises this error" in told
+    assert "with n = 3 it returns" in told
 
 
 # --- the jail itself ------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def build_package(package: str, source: Path | None, wheels: Sequence[Path], *, 
 def _tried(counts: Mapping[str, int]) -> str:
     verified, refuted, left = (counts.get(verdict, 0) for verdict in ("verified", "refuted", "not run"))
     return (
-        f"Conditions tried by running their functions: {verified} verified, {refuted} refuted, {left} could not be run"
+        f"Conditions tried by running their functions: {verified} verified, {refuted} refuted, {left} could not be run."
     )
 
 
