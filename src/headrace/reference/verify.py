@@ -261,7 +261,7 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
             ) if name[:1].isupper():
                 code = ast.unparse(value)
             case ast.ClassDef(name=name, bases=[_, *_]):
-                body = [each for each in statement.body if isinstance(each, ast.Assign)]
+                body: list[ast.stmt] = [each for each in statement.body if isinstance(each, ast.Assign)]
                 code = ast.unparse(ast.ClassDef(name, statement.bases, [], body or [ast.Pass()], []))
             case _:
                 continue

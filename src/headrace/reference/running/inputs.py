@@ -8,16 +8,17 @@ from __future__ import annotations
 import ast
 import builtins
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.reference.running.leaves import Question, text_of
 from headrace.reference.running.stubs import GUESSES, Raises, Stub, error_class
-from headrace.reference.running.worlds import ABSENT, AUTO, MAPPING, Assignment, Kind, Path, Same, World, shown
+from headrace.reference.running.worlds import ABSENT, AUTO, MAPPING, Assignment, Kind, Marker, Path, Same, World, shown
 
 _GENERIC: tuple[Any, ...] = (
-    *(None, False, True, 1, 0, 2, 3, -1, "x", "", 0.5, 8, [], ["x"], [1], [1, 1], {}, {"x": "x"}, 64, 1.5, -0.5),
+    *(None, "x", 1, True, False, 0, 2, 3, -1, "", 0.5, 8, ["x"], [], [1], [1, 1], {"x": "x"}, {}, 64, 1.5, -0.5),
 )
 _SAMPLES: dict[str, tuple[Any, ...]] = {
     "str": ("x", ""),
@@ -103,9 +104,13 @@ def _combinations(domains: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
 
 
 def domains(
-    questions: Sequence[Question], fields: Mapping[str, Any], defaults: Mapping[str, Any], constants: Mapping[str, Any]
+    questions: Sequence[Question],
+    fields: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    annotations: Mapping[str, str],
 ) -> dict[Path, list[Any]]:
-    """What to try for each leaf, the likeliest first."""
+    """What to try for each leaf, the likeliest first: what it is said to be before anything else."""
     leaves = list(dict.fromkeys(leaf for question in questions for leaf in question.leaves))
     hints: dict[Path, list[Any]] = {leaf: [] for leaf in leaves}
     for question in questions:
@@ -114,7 +119,19 @@ def domains(
             hints[leaf] += [*((True, False) if text_of(leaf) in switches else ()), *values]
             if question.raises is not None and leaf[-1] == ("call", None):
                 hints[leaf].append(Raises(_error(question.raises)))
-    return {leaf: _domain(leaf, leaves, hints[leaf], fields, defaults) for leaf in leaves}
+    found = {leaf: _domain(leaf, leaves, hints[leaf], fields, defaults) for leaf in leaves}
+    return {leaf: _of_type_first(values, annotations.get(text_of(leaf), "")) for leaf, values in found.items()}
+
+
+def _of_type_first(values: list[Any], annotation: str) -> list[Any]:
+    names = {name.lower() for name in re.findall(r"\w+", annotation)}
+    if not names & {name.lower() for name in _SAMPLES}:
+        return values
+
+    def is_other(value: Any) -> bool:
+        return not (value is None or isinstance(value, Marker | Kind | Same) or type(value).__name__ in names)
+
+    return sorted(values, key=is_other)
 
 
 def _error(name: str) -> Exception:

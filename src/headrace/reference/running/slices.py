@@ -35,7 +35,8 @@ class Slice:
     """Dotted names of what it raises and catches."""
     fields: dict[str, ast.expr] = field(default_factory=dict)
     """What the class that it is a method of sets for each attribute."""
-    varargs: tuple[str | None, str | None] = (None, None)
+    annotations: dict[str, str] = field(default_factory=dict)
+    """What parameters, and attributes as `self.name`, are said to be."""
 
 
 def cut(tree: ast.Module, qualname: str, line: int) -> Slice | None:
@@ -49,7 +50,6 @@ def cut(tree: ast.Module, qualname: str, line: int) -> Slice | None:
     plain.name, plain.decorator_list = NAME, []
     plain.args.defaults, plain.args.kw_defaults = [], [None] * len(plain.args.kwonlyargs)
     module = ast.fix_missing_locations(ast.Module([plain], []))
-    spec = function.args
     return Slice(
         function,
         module,
@@ -57,7 +57,7 @@ def cut(tree: ast.Module, qualname: str, line: int) -> Slice | None:
         set(_free_names(function)),
         set(_error_names(function)),
         _fields(cls) if cls is not None else {},
-        (spec.vararg.arg if spec.vararg else None, spec.kwarg.arg if spec.kwarg else None),
+        dict(_annotations(function, cls)),
     )
 
 
@@ -149,6 +149,15 @@ def _fields(cls: ast.ClassDef) -> dict[str, ast.expr]:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 found[name] = _default_of(value)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _annotations(function: Function, cls: ast.ClassDef | None) -> Iterator[tuple[str, str]]:
+    for each in parameters(function):
+        if each.annotation is not None:
+            yield each.arg, ast.unparse(each.annotation)
+    for statement in cls.body if cls is not None else []:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield f"self.{statement.target.id}", ast.unparse(statement.annotation)
 
 
 def _default_of(value: ast.expr) -> ast.expr | None:

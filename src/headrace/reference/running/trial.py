@@ -75,7 +75,7 @@ class Trial:
         self._assignable = {name for name in free if not hasattr(builtins, name) and not self._is_known(name)}
         self._scope = Scope(found.parameters, self._assignable, local)
         self._questions = self._asked(definitions(found.function), local - found.parameters.keys())
-        self._domains = domains(self._questions, self._fields, self._defaults, self._constants)
+        self._domains = domains(self._questions, self._fields, self._defaults, self._constants, found.annotations)
         self._pattern = [re.compile(pattern, re.DOTALL) for pattern in site["patterns"]]
 
     def _is_known(self, name: str) -> bool:
