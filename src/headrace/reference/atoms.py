@@ -7,6 +7,8 @@ import copy
 import functools
 from collections.abc import Iterator, Mapping
 
+from headrace.reference.flow import nodes
+
 _INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
@@ -118,7 +120,7 @@ def reads(expression: ast.expr) -> tuple[frozenset[str], frozenset[str]]:
     called: set[str] = set()
     bound = {
         node.id
-        for part in ast.walk(expression)
+        for part in nodes(expression)
         if isinstance(part, ast.comprehension)
         for node in ast.walk(part.target)
         if isinstance(node, ast.Name)

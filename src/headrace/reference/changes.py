@@ -13,6 +13,7 @@ from headrace.reference.flow import (
     WITHS,
     Module,
     assigned_names,
+    nodes,
     own_expressions,
     own_statements,
     swallows,
@@ -99,7 +100,7 @@ class Changes:
         if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
             return changed
         for expression in own_expressions(statement):
-            for node in ast.walk(expression):
+            for node in nodes(expression):
                 if isinstance(node, ast.NamedExpr):
                     changed.add(node.target.id)
                 elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -153,12 +154,10 @@ def _base(node: ast.AST) -> str | None:
 
 
 def conflict(expression: ast.expr, changed: Iterable[str]) -> str | None:
-    """A path that `expression` depends on and that is among the changed ones."""
+    """A path that `expression` depends on and that is among the changed ones; the first by name of several."""
     plain, called = reads(expression)
     roots = {path.partition(".")[0] for path in (*plain, *called)}
-    for path in changed:
-        if path.partition(".")[0] not in roots:
-            continue
+    for path in sorted(path for path in changed if path.partition(".")[0] in roots):
         below = path + "."
         if any(read == path or read.startswith(below) for read in plain):
             return path

@@ -6,7 +6,7 @@ import ast
 
 from headrace.reference.atoms import names_read, with_names
 from headrace.reference.changes import Changes, conflict
-from headrace.reference.flow import FUNCTIONS, LOOPS, TRIES, Module, Place, Scope, own_statements
+from headrace.reference.flow import FUNCTIONS, LOOPS, TRIES, Module, Place, Scope, nodes, own_statements
 
 _PURE_CALLS = {"len", "getattr", "int", "float", "str", "bool", "abs", "min", "max", "set", "tuple", "list", "sum"}
 _DEEPEST = 4
@@ -102,7 +102,7 @@ class Definitions:
 
 
 def _size(expression: ast.expr) -> int:
-    return sum(1 for _ in ast.walk(expression))
+    return len(nodes(expression))
 
 
 def _value(statement: ast.stmt, name: str) -> ast.expr | None:
@@ -122,7 +122,7 @@ _MADE_ANEW = (
 
 def is_pure(value: ast.expr) -> bool:
     """Whether an expression can stand for a name: no call but a few builtins, nothing made anew each time."""
-    for node in ast.walk(value):
+    for node in nodes(value):
         if isinstance(node, ast.Call):
             if not (isinstance(node.func, ast.Name) and node.func.id in _PURE_CALLS):
                 return False

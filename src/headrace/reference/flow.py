@@ -168,6 +168,18 @@ def swallows(statement: ast.With | ast.AsyncWith) -> bool:
     return any(ast.unparse(call.func).rpartition(".")[2] in SWALLOWS for call in calls)
 
 
+def nodes(root: ast.AST) -> list[ast.AST]:
+    """What `ast.walk` gives, in a third of its time."""
+    found = [root]
+    for node in found:
+        for value in node.__dict__.values():
+            if value.__class__ is list:
+                found += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST):
+                found.append(value)
+    return found
+
+
 def own_statements(block: list[ast.stmt], *, loops: bool = False) -> Iterator[ast.stmt]:
     """The statements of a block and of the blocks in it, without those of inner functions and classes.
 
@@ -223,7 +235,7 @@ def assigned_names(statement: ast.stmt) -> Iterator[str]:
         case _:
             targets = []
     for target in targets:
-        yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name) and not _is_read(node))
+        yield from (node.id for node in nodes(target) if isinstance(node, ast.Name) and not _is_read(node))
 
 
 def _is_read(node: ast.Name) -> bool:
@@ -234,7 +246,7 @@ def walrus_names(expression: ast.expr) -> Iterator[str]:
     """The names that `:=` binds in an expression."""
     yield from (
         node.target.id
-        for node in ast.walk(expression)
+        for node in nodes(expression)
         if isinstance(node, ast.NamedExpr) and isinstance(node.target, ast.Name)
     )
 
