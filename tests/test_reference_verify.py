@@ -133,6 +133,36 @@ def writes_inside(n):
         raise ValueError(f"noted {n}")
 
 
+def gathers(sacks, most):
+    full = []
+    for sack in sacks:
+        full.append(sack)
+    if len(full) > most:
+        raise ValueError("too many sacks")
+
+
+MADE = None
+
+
+def remembers(late):
+    global MADE
+    if MADE is None:
+        if late:
+            raise ValueError("it is too late to make one")
+        MADE = Wheel()
+
+
+def sets_first(wheel):
+    wheel.width = wheel.width or 4
+    if wheel.width > 64:
+        raise ValueError(f"{wheel.width} is too wide")
+
+
+def keywords(*names, **options):
+    if not names and options.get("width") is None:
+        raise ValueError("width is needed")
+
+
 def wrong(data):
     if data["n"] > 3:
         data.__setitem__("n", 0)
@@ -197,7 +227,10 @@ def test_values_that_raise_and_values_that_do_not(
     assert outcomes[function] == verify.Outcome("verified", pair=pair)
 
 
-@pytest.mark.parametrize("function", ["Wheel.check", "Wheel.speed", "options", "some", "writes_inside", "other"])
+@pytest.mark.parametrize(
+    "function",
+    ["Wheel.check", "Wheel.speed", "options", "some", "writes_inside", "other", "remembers", "keywords", "sets_first"],
+)
 def test_what_can_be_run_is_verified(outcomes: dict[str, verify.Outcome], function: str) -> None:
     outcome = outcomes[function]
     assert outcome.verdict == "verified", outcome
@@ -240,6 +273,12 @@ def test_a_condition_that_its_own_values_refute(outcomes: dict[str, verify.Outco
     assert after["large"].condition == sites["large"].condition
     assert after["large"].pair == outcomes["large"].pair
     assert after["calls"] == sites["calls"]
+
+
+def test_what_cannot_be_followed_refutes_nothing(outcomes: dict[str, verify.Outcome]) -> None:
+    assert {name for name, outcome in outcomes.items() if outcome.verdict == "refuted"} == {"wrong"}
+    assert outcomes["gathers"].verdict == "not run"
+    assert outcomes["gathers"].why.endswith("(what it reads is computed on the way)")
 
 
 def test_a_condition_that_lacks_a_test(mill: PackageSource, plain: list[Page]) -> None:

@@ -20,7 +20,7 @@ from headrace.reference.flow import (
     terminates,
 )
 
-_MUTATORS = frozenset(
+MUTATORS = frozenset(
     [
         "add",
         "append",
@@ -111,7 +111,7 @@ class Changes:
         owner = _base(func.value)
         if owner is None:
             return set()
-        if func.attr in _MUTATORS:
+        if func.attr in MUTATORS:
             return {owner}
         place = self._module.places.get(statement)
         cls = self._module.class_of(place.scope) if owner == "self" and place else None

@@ -43,6 +43,10 @@ def safe_builtins() -> dict[str, Any]:
     return names | {"print": lambda *arguments, **named: None, "__build_class__": builtins.__build_class__}
 
 
+_UNKNOWN = object()
+"""The name may be anything."""
+
+
 class Names:
     """Finds out what the free names of a function are."""
 
@@ -69,7 +73,7 @@ class Names:
         found = {}
         for name in names:
             value = self._value(name, ())
-            if value is not None:
+            if value is not _UNKNOWN:
                 found[name] = value
         for dotted in errors:
             root, _, rest = dotted.partition(".")
@@ -83,7 +87,7 @@ class Names:
 
     def _value(self, name: str, passed: tuple[str, ...]) -> Any:
         if name in passed or hasattr(builtins, name):
-            return None
+            return _UNKNOWN
         if name not in self._known:
             self._known[name] = self._found(name, (*passed, name))
         return self._known[name]
@@ -91,7 +95,7 @@ class Names:
     def _found(self, name: str, passed: tuple[str, ...]) -> Any:
         if name in self._imports:
             value = self._imported(*self._imports[name])
-            if value is not None:
+            if value is not _UNKNOWN:
                 return value
         if name in self._module.constants:
             return self._evaluated(self._module.constants[name], passed)
@@ -100,30 +104,30 @@ class Names:
         if name in self._elsewhere:
             tree = ast.parse(self._elsewhere[name]).body[0]
             if isinstance(tree, ast.ClassDef):
-                return self._enumeration(tree, passed)
-            return self._evaluated(tree.value, passed) if isinstance(tree, ast.Expr) else None
-        return Stub(name, constant=True) if name[:1].isupper() else None
+                return self._enumeration(tree, passed) or Stub(name, constant=True)
+            return self._evaluated(tree.value, passed) if isinstance(tree, ast.Expr) else _UNKNOWN
+        return Stub(name, constant=True) if name[:1].isupper() else _UNKNOWN
 
     @staticmethod
     def _imported(module: str, name: str | None) -> Any:
-        """What a harmless module gives; None for others."""
+        """What a harmless module gives."""
         if module == "os":
             os_stub = Stub("os", constant=True)
             os_stub.__dict__["path"] = importlib.import_module("posixpath")
-            return None if name else os_stub
+            return _UNKNOWN if name else os_stub
         if module not in HARMLESS:
-            return None
+            return _UNKNOWN
         found = importlib.import_module(module)
-        return found if name is None else getattr(found, name, None)
+        return found if name is None else getattr(found, name, _UNKNOWN)
 
     def _evaluated(self, expression: ast.expr, passed: tuple[str, ...]) -> Any:
         names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
-        around = {name: value for name in names if (value := self._value(name, passed)) is not None}
+        around = {name: value for name in names if (value := self._value(name, passed)) is not _UNKNOWN}
         try:
             value = eval(compile(ast.Expression(expression), "<constant>", "eval"), _globals(around))
         except Exception:
-            return None
-        return None if isinstance(value, Stub) and not value._constant else value
+            return _UNKNOWN
+        return _UNKNOWN if isinstance(value, Stub) and not value._constant else value
 
     def _enumeration(self, cls: ast.ClassDef, passed: tuple[str, ...]) -> Any:
         bases = {ast.unparse(base) for base in cls.bases}

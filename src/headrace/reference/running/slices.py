@@ -1,8 +1,8 @@
 """One function cut out of its file, so that it can be compiled alone. Runs nothing.
 
 Left as they are: every statement, every expression, every line number. Taken off: decorators, annotations and default
-values (the runner passes every argument). `await`, `async for` and `async with` become their plain forms, so that the
-statements run in the order in which they are written.
+values (the runner passes every argument, `*args` and `**kwargs` as two like the others). `await`, `async for` and
+`async with` become their plain forms, so that the statements run in the order in which they are written.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from headrace.reference.changes import MUTATORS
 from headrace.reference.flow import FUNCTIONS, Function, own_statements, parameters
 
 NAME = "function_under_test"
@@ -48,7 +49,9 @@ def cut(tree: ast.Module, qualname: str, line: int) -> Slice | None:
     plain = _Plain().visit(copy.deepcopy(function))
     assert isinstance(plain, ast.FunctionDef)
     plain.name, plain.decorator_list = NAME, []
-    plain.args.defaults, plain.args.kw_defaults = [], [None] * len(plain.args.kwonlyargs)
+    spec = plain.args
+    spec.kwonlyargs += [each for each in (spec.vararg, spec.kwarg) if each is not None]
+    spec.vararg, spec.kwarg, spec.defaults, spec.kw_defaults = None, None, [], [None] * len(spec.kwonlyargs)
     module = ast.fix_missing_locations(ast.Module([plain], []))
     return Slice(
         function,
@@ -116,7 +119,12 @@ def _defaults(function: Function) -> dict[str, ast.expr | None]:
     values: dict[str, ast.expr | None] = {each.arg: None for each in ordered}
     for each, value in zip(reversed(ordered), reversed(spec.defaults), strict=False):
         values[each.arg] = value
-    return values | {each.arg: value for each, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)}
+    values |= {each.arg: value for each, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)}
+    if spec.vararg is not None:
+        values[spec.vararg.arg] = ast.Tuple([], ast.Load())
+    if spec.kwarg is not None:
+        values[spec.kwarg.arg] = ast.Dict([], [])
+    return values
 
 
 def _free_names(function: Function) -> Iterator[str]:
@@ -169,7 +177,7 @@ def _default_of(value: ast.expr) -> ast.expr | None:
 
 
 def definitions(function: Function) -> dict[str, ast.expr]:
-    """What each name is that the function binds in exactly one place, by a plain assignment or `:=`."""
+    """What each name is that the function binds in exactly one place, and leaves as it is."""
     found: dict[str, ast.expr] = {}
     bound: list[str] = [each.arg for each in parameters(function)]
     for statement in own_statements(function.body, loops=True):
@@ -189,7 +197,19 @@ def definitions(function: Function) -> dict[str, ast.expr]:
             bound.append(node.asname or node.name.partition(".")[0])
         elif isinstance(node, (*FUNCTIONS, ast.ClassDef)) and node is not function:
             bound.append(node.name)
+    bound += [name for node in ast.walk(function) for name in _filled_or_global(node)]
     return {name: value for name, value in found.items() if bound.count(name) == 1}
+
+
+def _filled_or_global(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Global(names=names) | ast.Nonlocal(names=names):
+            return names
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if method in MUTATORS:
+            return [name]
+        case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+            return [name]
+    return []
 
 
 def imported_names(function: Function) -> dict[str, str]:
@@ -205,4 +225,5 @@ def local_names(function: Function) -> set[str]:
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     caught = {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
     inner = {node.name for node in nodes if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and node is not function}
-    return (stored | caught | inner) - given
+    outer = {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    return (stored | caught | inner) - given - outer

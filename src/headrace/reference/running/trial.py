@@ -74,7 +74,8 @@ class Trial:
         }
         self._assignable = {name for name in free if not hasattr(builtins, name) and not self._is_known(name)}
         self._scope = Scope(found.parameters, self._assignable, local)
-        self._questions = self._asked(definitions(found.function), local - found.parameters.keys())
+        self._defined = definitions(found.function)
+        self._questions = self._asked(self._defined, local)
         self._domains = domains(self._questions, self._fields, self._defaults, self._constants, found.annotations)
         self._pattern = [re.compile(pattern, re.DOTALL) for pattern in site["patterns"]]
 
@@ -197,7 +198,8 @@ class Trial:
             if any(pattern.fullmatch(text) for pattern in self._pattern for text in texts_of(error)):
                 return Ending("raises", "", lines, GUESSES.count)
             return Ending("stuck", "its text is not the template's", lines, GUESSES.count)
-        if own and name in self._raised_at(line):
+        of_its_own = own and not site["line"] <= line <= site["end_line"] and error.__context__ is None
+        if of_its_own and name in self._raised_at(line):
             return Ending("other", f"{name} at line {line}", lines, GUESSES.count)
         return Ending("stuck", f"{name} at line {line}", lines, GUESSES.count)
 
@@ -217,7 +219,12 @@ class Trial:
         """What came of it, as plain data."""
         followed = [question for question in self._questions if not question.open]
         known = [question for question in followed if question.leaves or question.raises]
-        told_whole = len(known) == len(self._questions) and not self._site["moves"]
+        told_whole = (
+            len(known) == len(self._questions)
+            and not self._site["moves"]
+            and not self._sets_inputs()
+            and not self._is_in_try()
+        )
         search = Search(known, self._constants, self._fields, self._domains)
         wanted = [(question, True) for question in sorted(known, key=lambda each: each.early)]
         why = "no values were found that meet it"
@@ -232,6 +239,21 @@ class Trial:
             if told_whole and any(ending.kind in ("returns", "other") for ending in endings):
                 return {"verdict": "refuted", "why": why, "before": _told(before)}
         return {"verdict": "not run", "why": why, "open": len(followed) < len(self._questions)}
+
+    def _sets_inputs(self) -> bool:
+        """Whether the function sets what the condition reads, which then speaks of a later value."""
+        nodes = ast.walk(self._slice.function)
+        targets = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)]
+        loads = [ast.parse(ast.unparse(target), mode="eval").body for target in targets]
+        stored = {ast.unparse(unfolded(node, self._defined) if "." in ast.unparse(node) else node) for node in loads}
+        texts = {text_of(leaf) for question in self._questions for leaf in question.leaves}
+        return any(text == each or text.startswith((f"{each}.", f"{each}[")) for text in texts for each in stored)
+
+    def _is_in_try(self) -> bool:
+        """Whether a handler stands around the error; whether it catches it, stand-ins do not tell."""
+        attempts = [node for node in ast.walk(self._slice.function) if isinstance(node, ast.Try) and node.handlers]
+        line = self._site["line"]
+        return any(each.body[0].lineno <= line <= (each.body[-1].end_lineno or 0) for each in attempts)
 
     def _both(self, assignment: Assignment) -> list[Ending]:
         return [self.run(assignment, answer=answer) for answer in (False, True)]
