@@ -15,6 +15,7 @@ from headrace.cli.app import main
 from headrace.reference import explained, verify
 from headrace.reference.build import build
 from headrace.reference.database import Catalogue
+from headrace.reference.document import document
 from headrace.reference.explain import explain
 from headrace.reference.packages import PackageSource, directory
 from headrace.reference.records import Atom, Page, Pair
@@ -337,13 +338,14 @@ def test_a_build_keeps_what_was_shown_about_files_that_stay(tmp_path: Path) -> N
             "with n = 4 it raises this error",
             "with n = 3 it returns",
         ]
-        assert explained.document(explanation)["verified"] == {
+        assert document(explanation)["verified"] == {
             "by": "running it",
-            "before": {"n": "4"},
-            "after": {"n": "3"},
+            "before": "n = 4",
+            "after": "n = 3",
             "ends": "returns",
+            "basis": "test",
         }
-        assert explained.document(explain("ValueError: this is not reached", [catalogue]))["verified"] is None
+        assert document(explain("ValueError: this is not reached", [catalogue]))["verified"] is None
 
     before = path.stat().st_mtime_ns
     build(directory(tmp_path, package="mill"), path=path, verify=True)
