@@ -44,6 +44,7 @@ def _found(explanation: Explanation, width: int) -> Iterator[Text]:
     yield from _why(explanation, width)
     yield from _where(explanation)
     yield from _section("fix", explained.fix_lines(explanation), width)
+    yield from _section("verified", explained.tried(explanation), width)
     yield from _command(explanation)
     yield from _own(explanation, width)
     yield from _block("check", (explanation.snippet or "").splitlines())

@@ -25,14 +25,24 @@ WheelOption = Annotated[
     list[Path] | None,
     typer.Option("--wheel", metavar="FILE", help="Read this wheel instead; several of one package tell its history."),
 ]
+VerifyOption = Annotated[
+    bool, typer.Option("--verify", help="Also run the functions, to see that the conditions are right.")
+]
 
 
 @app.command(short_help="Read a package and store its errors.")
-def build(package: Package, source: SourceOption = None, wheel: WheelOption = None) -> None:
-    """Read the source of a package, nothing of it is imported or run, and store its errors in the cache."""
+def build(
+    package: Package, source: SourceOption = None, wheel: WheelOption = None, verify: VerifyOption = False
+) -> None:
+    """Read the source of a package and store its errors in the cache. Nothing of it is imported or run.
+
+    Only with --verify are its functions run, each cut out of its file, with stand-ins for all that is around it: once
+    with values that meet the condition of an error, and once with values that mend it. That happens in processes with a
+    time limit, without network, in a temporary directory.
+    """
     from headrace.cli.reference_work import build_package
 
-    build_package(package, source, wheel or [])
+    build_package(package, source, wheel or [], verify=verify)
 
 
 @app.command(short_help="Find errors by their words.")

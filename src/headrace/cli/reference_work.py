@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -30,12 +30,21 @@ def sources(package: str, source: Path | None, wheels: Sequence[Path]) -> list[P
     return found
 
 
-def build_package(package: str, source: Path | None, wheels: Sequence[Path]) -> None:
+def build_package(package: str, source: Path | None, wheels: Sequence[Path], *, verify: bool = False) -> None:
     """Build the reference and tell what is in it."""
     for one in sources(package, source, wheels):
-        path = _built(one)
+        path = _built(one, verify=verify)
         with Catalogue.open(path) as catalogue:
             typer.echo(f"{catalogue.package} {catalogue.version}: {len(catalogue)} errors, in {path}")
+            if verify:
+                typer.echo(_tried(catalogue.tried))
+
+
+def _tried(counts: Mapping[str, int]) -> str:
+    verified, refuted, left = (counts.get(verdict, 0) for verdict in ("verified", "refuted", "not run"))
+    return (
+        f"Conditions tried by running their functions: {verified} verified, {refuted} refuted, {left} could not be run."
+    )
 
 
 def build_quietly(package: str) -> Path:
@@ -43,17 +52,17 @@ def build_quietly(package: str) -> Path:
     return _built(packages.installed(package))
 
 
-def _built(source: PackageSource) -> Path:
+def _built(source: PackageSource, *, verify: bool = False) -> Path:
     """Build with a progress bar that vanishes when it is done."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("files"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
 
         def show(label: str, done: int, total: int) -> None:
             progress.update(task, description=label, completed=done, total=total)
 
-        return build(source, on_progress=show)
+        return build(source, on_progress=show, verify=verify)
 
 
 def search_pages(words: str, package: str | None, limit: int) -> int:

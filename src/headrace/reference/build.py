@@ -5,6 +5,7 @@ Peak memory: what the sites of the package take, and per process the syntax tree
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import gc
@@ -34,10 +35,13 @@ _WORTH_PROCESSES = 150
 """With fewer files to read, starting processes takes longer than reading."""
 
 
-def build(source: PackageSource, *, path: Path | None = None, on_progress: Progress | None = None) -> Path:
+def build(
+    source: PackageSource, *, path: Path | None = None, on_progress: Progress | None = None, verify: bool = False
+) -> Path:
     """Bring the database of a package up to date with its source, and return where it lies.
 
-    `on_progress(label, done_files, all_files)` is called as files are read. Raises SourceUnusable, NotWritable.
+    `on_progress(label, done, all)` is called as files are read, and with `verify` as functions are run: only then is a
+    line of the package run at all, in processes of their own (`reference.verify`). Raises SourceUnusable, NotWritable.
     """
     path = path or database_path(source.name)
     progress = on_progress or (lambda label, done, total: None)
@@ -45,7 +49,8 @@ def build(source: PackageSource, *, path: Path | None = None, on_progress: Progr
     with contextlib.ExitStack() as stack:
         old = _previous(path, stack)
         known = old.fingerprints() if old is not None else {}
-        if old is not None and known == prints and old.version == source.version:
+        same = old is not None and known == prints and old.version == source.version
+        if same and not (verify and old is not None and not old.tried):
             return path
         changed = [file for file, mark in prints.items() if known.get(file) != mark]
         kept = [file for file in prints if known.get(file) == prints[file]]
@@ -53,6 +58,7 @@ def build(source: PackageSource, *, path: Path | None = None, on_progress: Progr
         files.sort(key=lambda stored: stored.file)
         errors = [_errors(file) for file in files]
         current = pages_of(source.name, finished(errors))
+        current, tried = _tried(source, current, old, set(kept), progress, verify=verify)
         newer = old is not None and version_key(source.version) >= version_key(old.version)
         before = list(old.rows()) if old is not None and newer else []
         rows = with_history(before, current, source.version)
@@ -62,10 +68,35 @@ def build(source: PackageSource, *, path: Path | None = None, on_progress: Progr
             "commit": source.commit,
             "repository": source.repository,
             "prefix": source.prefix,
+            "tried": codec.dumps(tried),
             "flags": codec.dumps(by_spelling(spellings for part in errors for spellings in part.flags)),
         }
         write(path, facts, rows, files)
     return path
+
+
+def _tried(
+    source: PackageSource,
+    pages: list[Page],
+    old: Catalogue | None,
+    unchanged: set[str],
+    progress: Progress,
+    *,
+    verify: bool,
+) -> tuple[list[Page], dict[str, int]]:
+    """The pages with what running their functions showed, now or in an earlier build, and how often it showed what."""
+    if not verify and old is None:
+        return pages, {}
+    from headrace.reference import verify as trials  # late: most builds run nothing
+
+    outcomes = trials.remembered(old.pages(), unchanged) if old is not None else {}
+    if not verify:
+        return trials.with_outcomes(pages, outcomes), {}
+    left = [site for page in pages for site in page.sites if trials.key_of(site) not in outcomes]
+    label = f"running functions of {source.name} {source.version}"
+    outcomes |= trials.verify(source, left, lambda done, total: progress(label, done, total))
+    counts = collections.Counter(outcome.verdict for outcome in outcomes.values())
+    return trials.with_outcomes(pages, outcomes), dict(counts)
 
 
 def _errors(file: StoredFile) -> FileErrors:
@@ -100,7 +131,7 @@ def pages_of(package: str, sites: Iterable[Site]) -> list[Page]:
 def _read(
     source: PackageSource, files: Sequence[str], prints: dict[str, str], progress: Progress
 ) -> Iterator[StoredFile]:
-    label = f"reading {source.name} {source.version}"
+    label = f"reading files of {source.name} {source.version}"
     done = 0
     tasks = [files[start : start + _FILES_PER_TASK] for start in range(0, len(files), _FILES_PER_TASK)]
     for part in _in_processes(source, tasks) if len(files) >= _WORTH_PROCESSES else _here(source, tasks):

@@ -26,7 +26,7 @@ from headrace.reference import codec
 from headrace.reference.closest import Rarity
 from headrace.reference.records import History, Page, Site
 
-SCHEMA = 6
+SCHEMA = 8
 """Raised when a build would come out different, so that old files are not taken for new ones."""
 
 _TABLES = """
@@ -135,6 +135,11 @@ class Catalogue:
     @property
     def repository(self) -> str | None:
         return self._facts["repository"]
+
+    @property
+    def tried(self) -> dict[str, int]:
+        """How many conditions were verified, refuted, or not run; empty if the build did not try them."""
+        return dict(json.loads(self._facts.get("tried") or "{}"))
 
     def flags(self) -> dict[str, str]:
         """Every way to write a flag of the package's command lines, with the best one."""

@@ -18,7 +18,7 @@ from headrace.reference.explain import Explanation, template_text
 from headrace.reference.matching import Catalogue, Match
 from headrace.reference.own import OwnError
 from headrace.reference.pieces import one_line
-from headrace.reference.records import Atom, Page, Placeholder, Site, Template
+from headrace.reference.records import Atom, Page, Pair, Placeholder, Site, Template
 from headrace.reference.sentences import atom_phrase, condition_sentence
 from headrace.reference.solve import Change, Fix
 from headrace.reference.statements import Statement, statements
@@ -105,6 +105,7 @@ def page_document(explanation: Explanation) -> dict[str, Any]:
         "sites": [_linked(page, other, catalogue, gone) for other in page.sites[:_MOST_SITES] if other != site],
         "fixes": _own_fixes(explanation.own) + [_fix(fix, flags) for fix in explanation.fixes],
         "example": _example(explanation.own),
+        "verified": _verified(None if site is None else site.pair),
         "check": None if explanation.snippet is None else {"code": explanation.snippet, "basis": "guard"},
         "when": {"trigger": [] if site is None else _trigger(page, site), "situations": []},
         "related": [
@@ -133,6 +134,7 @@ def own_document(own: OwnError, page_id: str) -> dict[str, Any]:
         "sites": [],
         "fixes": _own_fixes(own),
         "example": _example(own),
+        "verified": None,
         "check": None,
         "when": {"trigger": [], "situations": []},
         "related": [],
@@ -143,6 +145,13 @@ def own_document(own: OwnError, page_id: str) -> dict[str, Any]:
 
 def _package(catalogue: Catalogue) -> dict[str, Any]:
     return {"name": catalogue.package, "version": catalogue.version, "commit": catalogue.commit}
+
+
+def _verified(pair: Pair | None) -> dict[str, Any] | None:
+    if pair is None:
+        return None
+    before, after = ("\n".join(f"{name} = {value}" for name, value in side) for side in (pair.before, pair.after))
+    return {"by": "running it", "before": before, "after": after, "ends": pair.ends, "basis": "test"}
 
 
 def _title(page: Page, own: OwnError | None) -> str:

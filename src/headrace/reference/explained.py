@@ -86,6 +86,23 @@ def _in_words(change: Change, name: str) -> str:
     return f"make {name} {change.words}{like}"
 
 
+def tried(explanation: Explanation) -> list[str]:
+    """With which values the site's own function was run; empty if it was not."""
+    pair = explanation.site.pair if explanation.site else None
+    if pair is None:
+        return []
+    end = "returns" if pair.ends == "returns" else "goes on past the check"
+    return [
+        "the function itself was run, with stand-ins for all else:",
+        f"with {_assigned(pair.before)} it raises this error" if pair.before else "it raises this error",
+        f"with {_assigned(pair.after)} it {end}",
+    ]
+
+
+def _assigned(values: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values if value not in ("an object", "a mapping"))
+
+
 def short(explanation: Explanation) -> str:
     """One line: the condition and the fix, or whose error it is."""
     if not explanation.found:

@@ -218,14 +218,16 @@ class _Reader:
         return arguments
 
     def _fragments(
-        self, statement: ast.stmt, place: Place, call: ast.Call, parts: list[tuple[ast.stmt, ast.expr]]
+        self, statement: ast.Raise, place: Place, call: ast.Call, parts: list[tuple[ast.stmt, ast.expr]]
     ) -> Iterator[Draft]:
         """One site for each piece of a message that was gathered in a list."""
         site = replace(self._site(statement, place, ast.unparse(call.func), "raise"), fragment=True)
+        name = fragments.gathered_in(call)
+        assert name is not None
         for where, part in parts:
             at = self._module.places[where]
             forms = self._texts(at).of(part, where)
-            yield Draft(with_templates(replace(site, condition=self._guards.condition(where)), forms))
+            yield Draft(with_templates(replace(site, condition=self._guards.piece(where, statement, name)), forms))
 
     # --- returned ---
 

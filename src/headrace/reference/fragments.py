@@ -9,7 +9,7 @@ from headrace.reference.flow import Module, own_statements
 
 def accumulated(call: ast.Call, at: ast.stmt, module: Module) -> list[tuple[ast.stmt, ast.expr]]:
     """Statement and expression of each piece, if the call's message is nothing but a joined local list."""
-    name = _joined_name(call.args[0]) if len(call.args) == 1 else None
+    name = gathered_in(call)
     if name is None:
         return []
     scope = module.places[at].scope
@@ -18,6 +18,11 @@ def accumulated(call: ast.Call, at: ast.stmt, module: Module) -> list[tuple[ast.
     for statement in own_statements(body, loops=True):
         found += [(statement, piece) for piece in _pieces(statement, name) if statement.lineno <= at.lineno]
     return found
+
+
+def gathered_in(call: ast.Call) -> str | None:
+    """The local list that holds the pieces."""
+    return _joined_name(call.args[0]) if len(call.args) == 1 else None
 
 
 def _joined_name(message: ast.expr) -> str | None:

@@ -83,7 +83,8 @@ def atom_phrase(atom: Atom, *, substituted: bool = False) -> str:
         return f"for some `{target}` in `{iterable}`"
     if atom.kind == "handler":
         what, verb, kinds = _handled(code)
-        return f"`{what}` {verb} `{kinds}`"
+        kinds, but, others = kinds.partition(" but not ")
+        return f"`{what}` {verb} `{kinds}`" + (f"{but}`{others}`" if but else "")
     try:
         return phrase(ast.parse(code, mode="eval").body)
     except SyntaxError:
