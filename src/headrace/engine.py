@@ -124,7 +124,7 @@ class Engine:
         metrics = Metrics(tracing=tracing)
         reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
         try:
-            here = _measure(reader, checkpoint, skeleton.dtype, target)
+            here = _measure(reader, checkpoint, skeleton, target)
             machine.trim_memory()
             baseline_bytes = machine.resident_bytes()
             demand = Demand(
@@ -212,9 +212,13 @@ def _room(here: Machine) -> int:
     return here.memory_bytes if here.accelerator is None else here.accelerator.memory_bytes
 
 
-def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtype, device: Device | None) -> Machine:
-    name = str(dtype).removeprefix("torch.")
+def _measure(
+    reader: DiskReader, checkpoint: store.Checkpoint, skeleton: model.Skeleton, device: Device | None
+) -> Machine:
+    name = str(skeleton.dtype).removeprefix("torch.")
     weights_per_s = machine.measure_compute_bytes_per_s(name)  # first: its memory must not be the process's peak
+    used = {param.bits for block in skeleton.shape.blocks for param in block.params}
+    low_bits = {bits: machine.measure_low_bits_per_s(bits, name) for bits in used if bits}
     operations_per_s = machine.measure_operations_per_s(name)
     per_layer_s, per_pass_s = model.measure_overhead_s()
     return Machine(
@@ -225,6 +229,8 @@ def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtyp
         compute_operations_per_s=operations_per_s,
         layer_overhead_s=per_layer_s,
         pass_overhead_s=per_pass_s,
+        int8_bytes_per_s=low_bits.get(8, 0.0),
+        int4_bytes_per_s=low_bits.get(4, 0.0),
         accelerator=None if device is None else measure(device),
     )
 

@@ -63,6 +63,8 @@ def _parsed(data: Any) -> Machine:
         compute_operations_per_s=_rate(data, "compute_operations_per_s", may_be_zero=True),
         layer_overhead_s=_rate(data, "layer_overhead_s", may_be_zero=True),
         pass_overhead_s=_rate(data, "pass_overhead_s", may_be_zero=True),
+        int8_bytes_per_s=_rate(data, "int8_bytes_per_s", may_be_zero=True),
+        int4_bytes_per_s=_rate(data, "int4_bytes_per_s", may_be_zero=True),
         accelerator=None if accelerator is None else _accelerator(accelerator),
     )
 

@@ -66,6 +66,8 @@ def probe(file: Path | None = None) -> Probed:
             compute_operations_per_s=kernels[1],
             layer_overhead_s=kernels[2],
             pass_overhead_s=kernels[3],
+            int8_bytes_per_s=kernels[4],
+            int4_bytes_per_s=kernels[5],
             accelerator=accelerator,
         ),
         tuple(notes),
@@ -196,11 +198,13 @@ def measure_memory_bytes_per_s(rounds: int = 5) -> float:
     return median(rates[1:])
 
 
-def _kernels(copied: float) -> tuple[tuple[float, float, float, float], str]:
-    """Weight bytes per second, operations per second, seconds per layer and per pass; and how they came about."""
+def _kernels(copied: float) -> tuple[tuple[float, ...], str]:
+    """Weight bytes per second, operations per second, seconds per layer and per pass, weight bytes per second of 8 and
+    of 4 bits; and how they came about.
+    """
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        guessed = (copied / 2, machine.cores() * GUESSED_OPERATIONS_PER_CORE_PER_S, 0.0, 0.0)
+        guessed = (copied / 2, machine.cores() * GUESSED_OPERATIONS_PER_CORE_PER_S, *[0.0] * 4)
         return guessed, f"processor: estimated from its memory, since {missing[0]} is not installed"
     from headrace.model import measure_overhead_s
 
@@ -210,8 +214,10 @@ def _kernels(copied: float) -> tuple[tuple[float, float, float, float], str]:
         machine.measure_operations_per_s(),
         per_layer,
         per_pass,
+        machine.measure_low_bits_per_s(8, nbytes=WEIGHT_BYTES),
+        machine.measure_low_bits_per_s(4, nbytes=WEIGHT_BYTES),
     )
-    return measured, "processor: torch's products in bfloat16, and a tiny Llama for what layers cost beside them"
+    return measured, "processor: torch's products in bfloat16, 8 and 4 bits, and a tiny Llama for what layers cost beside them"
 
 
 # --- accelerator ----------------------------------------------------------------------------------------------------

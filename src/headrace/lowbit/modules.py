@@ -15,7 +15,7 @@ from headrace.lowbit import kernels
 from headrace.sizing.scheme import SCALE, SCALE_AND_ZERO, Scheme
 
 
-class _LowBitLinear(nn.Module):
+class LowBitLinear(nn.Module):
     """What both have in common: sizes, the bias, and inputs of any number of dimensions."""
 
     def __init__(self, in_features: int, out_features: int, bias: nn.Parameter | None) -> None:
@@ -36,7 +36,7 @@ class _LowBitLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-class Int8Linear(_LowBitLinear):
+class Int8Linear(LowBitLinear):
     """A linear module with one scale for each row of its int8 weight."""
 
     def __init__(self, in_features: int, out_features: int, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
@@ -48,7 +48,7 @@ class Int8Linear(_LowBitLinear):
         return kernels.linear_8(rows, self.weight, self.weight_scale)
 
 
-class Int4Linear(_LowBitLinear):
+class Int4Linear(LowBitLinear):
     """A linear module with a scale and a zero for each group of a row of its packed weight."""
 
     def __init__(
@@ -97,10 +97,14 @@ def _constant(data: torch.Tensor) -> nn.Parameter:
 def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Embedding]]:
     """Modules that can be stored in few bits, by name: plain linear ones, and tables that are looked up as usual."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+        if isinstance(module, nn.Linear) and (_is_linear(module) or getattr(module, "is_plain_linear", False)):
             yield name, module
         elif isinstance(module, nn.Embedding) and not isinstance(module, Int8Embedding) and _is_plain(module):
             yield name, module
+
+
+def _is_linear(module: nn.Linear) -> bool:
+    return type(module).forward is nn.Linear.forward
 
 
 def _is_plain(table: nn.Embedding) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.core import Bound, Machine, ModelShape
+from headrace.core import Bound, Machine, ModelShape, ParamShape
 
 MARGIN_BYTES = 24 * 2**20
 """Kernels' scratch, allocator slack and code loaded on first use; the probes have loaded most of it (docs/log.md)."""
@@ -96,15 +97,18 @@ def overhead_bytes(shape: ModelShape, demand: Demand) -> int:
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
-def used_bytes(shape: ModelShape, tokens: int) -> float:
-    """Weight bytes that a pass over so many tokens computes with: all of them but tables, and the experts chosen."""
-    passed = sum(
-        param.nbytes * _reached(param.used_share, tokens)
-        for block in shape.blocks
-        if not block.gathered
-        for param in block.params
-    )
-    return shape.fixed_bytes + passed
+def _used(shape: ModelShape, tokens: int) -> Iterator[tuple[ParamShape, float]]:
+    """Parameters that a pass over so many tokens computes with, and the bytes of each: not tables, chosen experts only."""
+    for block in shape.blocks:
+        if not block.gathered:
+            for param in block.params:
+                yield param, param.nbytes * _reached(param.used_share, tokens)
+
+
+def _weights_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
+    """What all of them take to go through the cores once, each by the kernel for its bits."""
+    moved_s = sum(nbytes / machine.weight_bytes_per_s(param.bits) for param, nbytes in _used(shape, tokens))
+    return shape.fixed_bytes / machine.weight_bytes_per_s() + moved_s
 
 
 def _reached(share: float, tokens: int) -> float:
@@ -114,14 +118,15 @@ def _reached(share: float, tokens: int) -> float:
 
 def multiplied_numbers(shape: ModelShape) -> float:
     """Numbers that one token is multiplied with: what it costs to compute, at two operations each."""
-    return used_bytes(shape, 1) / shape.element_bytes
+    fixed = shape.fixed_bytes / shape.element_bytes
+    return fixed + sum(nbytes * 8 / (param.bits or 8 * shape.element_bytes) for param, nbytes in _used(shape, 1))
 
 
 def decode_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
     """Of one pass that makes a token for each sequence: its weights, and half of the cache, go through the cores."""
-    rate = machine.weight_bytes_per_s
     cached = (shape.kv_bytes_per_token * demand.context_tokens + _window_bytes(shape, demand)) * demand.batch / 2
-    return max((used_bytes(shape, demand.batch) + cached) / rate, _multiplying_s(shape, machine, demand.batch))
+    reading_s = _weights_s(shape, machine, demand.batch) + cached / machine.weight_bytes_per_s()
+    return max(reading_s, _multiplying_s(shape, machine, demand.batch))
 
 
 def _window_bytes(shape: ModelShape, demand: Demand) -> int:
@@ -132,7 +137,7 @@ def prefill_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> fl
     """Of the pass over the prompt."""
     tokens = demand.prefill_tokens * demand.batch
     return max(
-        used_bytes(shape, tokens) / machine.weight_bytes_per_s,
+        _weights_s(shape, machine, tokens),
         _multiplying_s(shape, machine, tokens) + _attending_s(shape, machine, demand),
     )
 
