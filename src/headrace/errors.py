@@ -288,12 +288,14 @@ class ForeignQuantization(UserError):
 
     model: str
     method: str
+    suggestion: str
     template = "The weights in {model!r} are quantized in the form {method!r}, and in that form they cannot be streamed."
-    remedy = (
-        "Convert them once, layer by layer, with headrace quantize {model} NEW --bits 4 (or 8), and use NEW; or plan "
-        "for an engine that runs them as they are: headrace plan {model} --for vllm"
-    )
-    example = {"model": "models/m-gptq", "method": "gptq"}
+    remedy = "{suggestion} An engine that runs them as they are can be planned for: headrace plan {model} --for vllm"
+    example = {
+        "model": "models/m-gptq",
+        "method": "gptq",
+        "suggestion": "Convert them once: headrace quantize models/m-gptq NEW --bits 4 (or 8).",
+    }
 
 
 class OtherLayout(UserError):

@@ -29,7 +29,7 @@ from headrace.planner import (
 from headrace.sizing import families, gguf, stored
 from headrace.sizing.fields import Fields, UnknownFamily
 from headrace.sizing.outline import Outline
-from headrace.sizing.quantized import UnknownQuantization, quantize
+from headrace.sizing.quantized import UnknownQuantization, foreign, quantize
 from headrace.sizing.scheme import QUANT_METHOD
 from headrace.sizing.shape import model_shape
 
@@ -272,7 +272,7 @@ class Forecast:
 def forecast(subject: Subject, probed: probing.Probed, demand: Demand, config: OffloadConfig) -> Forecast:
     """Raises: BudgetTooSmall, HostBudgetTooSmall, NothingOffloaded, UnsupportedModel."""
     if (method := subject.quantization) not in (None, QUANT_METHOD):
-        raise errors.ForeignQuantization(model=subject.name, method=str(method))
+        raise foreign(subject.name, str(method))
     here = probed.machine
     made = plan(subject.shape, here, demand, config)
     steps = tuple(

@@ -26,6 +26,7 @@ from headrace.lowbit.modules import Int4Linear, Int8Embedding, Int8Linear, LowBi
 from headrace.origins import TORCH_DTYPES, collect_weights, trace, untie_different
 from headrace.sizing import running
 from headrace.sizing.fields import Fields
+from headrace.sizing.quantized import foreign
 from headrace.sizing.scheme import QUANT_METHOD, UnknownScheme, scheme_of
 from headrace.sizing.shape import used_share
 from headrace.store import Checkpoint
@@ -45,18 +46,25 @@ class Skeleton:
     """Stored tensors that the model has no use for."""
 
 
-def build(directory: Path, checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Skeleton:
+def build(
+    directory: Path, checkpoint: Checkpoint, *, trust_remote_code: bool = False, dequantize: bool = False
+) -> Skeleton:
     """The model that `directory`'s config describes, on the meta device; buffers are real.
 
     It runs in the dtype that most of its bytes are stored in: casting would mean work for every byte that streams.
+    With `dequantize`, weights that others have quantized become plain ones as they are converted.
 
     Raises: UnsupportedModel, ForeignQuantization, OtherLayout, TensorMismatch.
     """
     config = _load_config(directory, trust_remote_code)
-    dtype = _stored_dtype(checkpoint)
+    settings = _quantization(config)
+    reader = _dequantizer(directory, config, settings) if dequantize else None
+    if reader is None:
+        _check_quantization(directory, settings)
+    dtype = _stored_dtype(checkpoint) if reader is None else _dtype_of(config)
     model = _empty_model(directory, config, dtype, trust_remote_code)
     _apply_fp32_rules(model, dtype)
-    sources, ignored = trace(model, checkpoint)
+    sources, ignored = trace(model, checkpoint, reader)
     untie_different(model, checkpoint, sources)
     weights, converters = collect_weights(directory, model, checkpoint, sources)
     blocks = _cut(model, weights)
@@ -69,6 +77,7 @@ def shape_without_weights(directory: Path, fields: Fields, *, trust_remote_code:
     Raises: UnsupportedModel.
     """
     config = _load_config(directory, trust_remote_code)
+    _check_quantization(directory, _quantization(config))
     dtype = getattr(torch, fields.dtype or "float32")
     model = _empty_model(directory, config, dtype, trust_remote_code)
     _apply_fp32_rules(model, dtype)
@@ -186,17 +195,45 @@ def _load_config(directory: Path, trust_remote_code: bool) -> Any:
             reason=f"transformers cannot read its config ({_first_line(error)})",
             suggestion="Upgrade with `pip install -U transformers`, or check config.json.",
         ) from error
-    _check_quantization(directory, getattr(config, "quantization_config", None))
     return config
 
 
-def _check_quantization(directory: Path, settings: Any) -> None:
+def _quantization(config: Any) -> dict[str, Any]:
+    """The config's `quantization_config`; empty if there is none."""
+    settings = getattr(config, "quantization_config", None) or {}
+    return dict(settings) if isinstance(settings, dict) else dict(settings.to_dict())
+
+
+def _dequantizer(directory: Path, config: Any, settings: dict[str, Any]) -> Any | None:
+    """What tells transformers' conversions to make plain weights; the model itself is then built as if it were plain."""
+    if not settings or settings.get("quant_method") == QUANT_METHOD:
+        return None
+    from headrace.lowbit.foreign import UnreadableQuantization, dequantizer
+
+    try:
+        made = dequantizer(settings)
+    except UnreadableQuantization as unreadable:
+        raise errors.UnsupportedModel(
+            model=str(directory),
+            reason=str(unreadable).rstrip("."),
+            suggestion="Take the model's unquantized checkpoint, or a .gguf file of it.",
+        ) from None
+    del config.quantization_config
+    return made
+
+
+def _dtype_of(config: Any) -> torch.dtype:
+    dtype = getattr(config, "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+
+
+def _check_quantization(directory: Path, settings: dict[str, Any]) -> None:
     """Refuse quantized weights that are not stored as the kernels here read them."""
     if not settings:
         return
-    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
+    method = settings.get("quant_method")
     if method != QUANT_METHOD:
-        raise errors.ForeignQuantization(model=str(directory), method=str(method))
+        raise foreign(str(directory), str(method))
     from headrace.lowbit.packing import layout_here
 
     try:

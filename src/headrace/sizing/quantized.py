@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import Reason
+from headrace.errors import ForeignQuantization, Reason
 from headrace.sizing.fields import Fields
 from headrace.sizing.outline import ELEMENT_BYTES, Matrices, Outline, Tensor
-from headrace.sizing.scheme import QUANT_METHOD, UnknownScheme, scheme_of
+from headrace.sizing.scheme import QUANT_METHOD, READABLE_METHODS, UnknownScheme, scheme_of
 
 Stored = Callable[[Matrices], tuple[int, ...]]
 """Bytes of each tensor that ONE of the matrices is stored as (the count is not looked at)."""
@@ -46,6 +46,15 @@ def quantize(outline: Outline, fields: Fields, dtype: str) -> Outline:
             tensor = dataclasses.replace(tensor, pieces=pieces)
         tensors.append(tensor)
     return dataclasses.replace(outline, tensors=tensors)
+
+
+def foreign(model: str, method: str) -> ForeignQuantization:
+    """The error for a form that is not streamed, with the way that converts it."""
+    if method in READABLE_METHODS:
+        suggestion = f"Convert them once: headrace quantize {model} NEW --bits 4 (or 8)."
+    else:
+        suggestion = "Take the model's unquantized checkpoint, or a .gguf file of it; headrace quantize converts both."
+    return ForeignQuantization(model=model, method=method, suggestion=suggestion)
 
 
 def _in_low_bits(outline: Outline, settings: Mapping[str, Any]) -> Outline:

@@ -26,6 +26,8 @@ GROUP_SIZES = (32, 64, 128, 256)
 """Numbers of a row that share a scale, that the 4-bit kernel has."""
 BLOCK_ROWS = 64
 """The 4-bit kernel takes rows by so many."""
+READABLE_METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
+"""Forms of others that `headrace quantize` reads."""
 SCALE, SCALE_AND_ZERO = "weight_scale", "weight_scale_and_zero"
 
 
