@@ -289,7 +289,9 @@ class ForeignQuantization(UserError):
     model: str
     method: str
     suggestion: str
-    template = "The weights in {model!r} are quantized in the form {method!r}, and in that form they cannot be streamed."
+    template = (
+        "The weights in {model!r} are quantized in the form {method!r}, and in that form they cannot be streamed."
+    )
     remedy = "{suggestion} An engine that runs them as they are can be planned for: headrace plan {model} --for vllm"
     example = {
         "model": "models/m-gptq",

@@ -145,9 +145,7 @@ def measure_low_bits_per_s(bits: int, dtype: str = "bfloat16", nbytes: int = 48 
         return nbytes / _seconds(lambda: kernels._weight_int8pack_mm(token, wide, scale), unmeasured=1)
     packed = torch.zeros((rows, columns // 2), dtype=torch.uint8)
     scales = torch.ones((columns // group, rows, 2), dtype=element)
-    return nbytes / _seconds(
-        lambda: kernels._weight_int4pack_mm_for_cpu(token, packed, group, scales), unmeasured=1
-    )
+    return nbytes / _seconds(lambda: kernels._weight_int4pack_mm_for_cpu(token, packed, group, scales), unmeasured=1)
 
 
 def measure_operations_per_s(dtype: str = "bfloat16", side: int = 1024) -> float:

@@ -205,7 +205,7 @@ def _quantization(config: Any) -> dict[str, Any]:
 
 
 def _dequantizer(directory: Path, config: Any, settings: dict[str, Any]) -> Any | None:
-    """What tells transformers' conversions to make plain weights; the model itself is then built as if it were plain."""
+    """What tells transformers' conversions to make plain weights; the model itself is then built as a plain one."""
     if not settings or settings.get("quant_method") == QUANT_METHOD:
         return None
     from headrace.lowbit.foreign import UnreadableQuantization, dequantizer
@@ -448,7 +448,9 @@ def _bits(weight: Weight) -> int:
     site = weight.sites[0]
     if site.attribute != "weight":
         return 0
-    return 4 if isinstance(site.module, Int4Linear) else 8 if isinstance(site.module, (Int8Linear, Int8Embedding)) else 0
+    return (
+        4 if isinstance(site.module, Int4Linear) else 8 if isinstance(site.module, (Int8Linear, Int8Embedding)) else 0
+    )
 
 
 def _head_bytes(model: Any) -> int:

@@ -40,9 +40,7 @@ class Source:
     """The name that the converter is called with: its own, or that of the first of several that it makes at once."""
 
 
-def trace(
-    model: Any, checkpoint: Checkpoint, dequantizer: Any | None = None
-) -> tuple[dict[str, Source], list[str]]:
+def trace(model: Any, checkpoint: Checkpoint, dequantizer: Any | None = None) -> tuple[dict[str, Source], list[str]]:
     """By name in the model: the stored tensors it is made of; and the stored tensors that nothing is made of.
 
     `dequantizer` is transformers' quantizer whose conversions make plain weights of quantized ones.

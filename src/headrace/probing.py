@@ -217,7 +217,10 @@ def _kernels(copied: float) -> tuple[tuple[float, ...], str]:
         machine.measure_low_bits_per_s(8, nbytes=WEIGHT_BYTES),
         machine.measure_low_bits_per_s(4, nbytes=WEIGHT_BYTES),
     )
-    return measured, "processor: torch's products in bfloat16, 8 and 4 bits, and a tiny Llama for what layers cost beside them"
+    return (
+        measured,
+        "processor: torch's products in bfloat16, 8 and 4 bits, and a tiny Llama for what layers cost beside them",
+    )
 
 
 # --- accelerator ----------------------------------------------------------------------------------------------------

@@ -326,9 +326,7 @@ def quantize(
     output: Annotated[Path, typer.Argument(metavar="NEW", help="The directory to write; it must be new, or empty.")],
     bits: Annotated[
         int | None,
-        typer.Option(
-            metavar="8|4", help="Of each weight in the layers; default: 8, and of a .gguf file what it has."
-        ),
+        typer.Option(metavar="8|4", help="Of each weight in the layers; default: 8, and of a .gguf file what it has."),
     ] = None,
     group_size: Annotated[
         int | None,

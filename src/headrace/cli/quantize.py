@@ -101,6 +101,9 @@ def _sizes(written: Written, peak_bytes: int) -> Iterator[tuple[str, str]]:
 
 def _losses(damage: Damage) -> Iterator[tuple[str, str]]:
     before, after = damage.perplexity_before, damage.perplexity_after
-    yield "perplexity", f"{after:.3f} instead of {before:.3f} ({100 * damage.change:+.2f} %), over {damage.tokens} tokens"
+    yield (
+        "perplexity",
+        f"{after:.3f} instead of {before:.3f} ({100 * damage.change:+.2f} %), over {damage.tokens} tokens",
+    )
     yield "divergence", f"{damage.divergence:.4f} nats from the original's distribution, in the mean"
     yield "same token", f"{100 * damage.same_choice:.1f} % of the likeliest tokens are the same"

@@ -3,7 +3,8 @@
 compressed-tensors, fp8 and MXFP4 are read by transformers' own operations. GPTQ and AWQ are unpacked here, since the
 packages that transformers needs for them run on GPUs only. Knows transformers; keeps nothing in memory.
 
-GPTQ: https://github.com/AutoGPTQ/AutoGPTQ (qlinear_cuda_old.py); AWQ: https://github.com/casper-hansen/AutoAWQ (gemm.py).
+GPTQ: https://github.com/AutoGPTQ/AutoGPTQ (qlinear_cuda_old.py).
+AWQ: https://github.com/casper-hansen/AutoAWQ (gemm.py).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class _Reader(HfQuantizer):
         settings: Any = self.quantization_config
         if settings.bits not in self.allowed_bits or settings.version != "gemm":
             raise UnreadableQuantization(
-                f"its form {settings.quant_method!r} with {settings.bits} bits (version {settings.version!r}) is not read here"
+                f"{settings.quant_method} with {settings.bits} bits (version {settings.version!r}) is not read here"
             )
 
     @property

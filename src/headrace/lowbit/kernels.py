@@ -1,4 +1,4 @@
-"""Products with weights of 8 and 4 bits: torch's own kernels for few rows, blocks brought to the model's dtype for many.
+"""Products with weights of 8 and 4 bits: torch's kernels for few rows, pieces in the model's dtype for many.
 
 torch's kernels read each weight once per row of the input or so: for a token or a few nothing is faster, and from a few
 dozen rows on the product in the model's dtype is, even with the work of making its matrix (docs/log.md). So a prefill

@@ -6,7 +6,7 @@ A module's tensors are plain parameters, so they move like any other weight.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -97,20 +97,22 @@ def _constant(data: torch.Tensor) -> nn.Parameter:
 def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Embedding]]:
     """Modules that can be stored in few bits, by name: plain linear ones, and tables that are looked up as usual."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and (_is_linear(module) or getattr(module, "is_plain_linear", False)):
-            yield name, module
-        elif isinstance(module, nn.Embedding) and not isinstance(module, Int8Embedding) and _is_plain(module):
+        if _is_linear(module) or _is_table(module):
             yield name, module
 
 
-def _is_linear(module: nn.Linear) -> bool:
-    return type(module).forward is nn.Linear.forward
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    if not isinstance(module, nn.Linear):
+        return False
+    return type(module).forward is nn.Linear.forward or getattr(module, "is_plain_linear", False)
 
 
-def _is_plain(table: nn.Embedding) -> bool:
-    """torch's own, or one that multiplies by `embed_scale` and does nothing else."""
-    known = type(table).__name__.endswith("ScaledWordEmbedding") and hasattr(table, "embed_scale")
-    return (type(table) is nn.Embedding or known) and table.max_norm is None
+def _is_table(module: nn.Module) -> TypeGuard[nn.Embedding]:
+    """A table of torch's own, or one that multiplies by `embed_scale` and does nothing else."""
+    if not isinstance(module, nn.Embedding):
+        return False
+    scaled = type(module).__name__.endswith("ScaledWordEmbedding") and hasattr(module, "embed_scale")
+    return (type(module) is nn.Embedding or scaled) and module.max_norm is None
 
 
 def replace(model: Any, scheme: Scheme, dtype: torch.dtype) -> None:

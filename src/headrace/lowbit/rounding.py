@@ -1,7 +1,7 @@
 """Numbers of 8 and 4 bits for a matrix, with the scales that make the smallest squared error. Knows no file, no model.
 
-Scales are rounded to the model's dtype first and numbers chosen for the scales as they are stored. Plain rounding to the
-largest number of a group is the first candidate; so the result is never worse than that (tests hold it).
+Scales are rounded to the model's dtype first and numbers chosen for the scales as they are stored. Plain rounding
+between the ends of a group is the first candidate; so the result is never worse than that (tests hold it).
 """
 
 from __future__ import annotations

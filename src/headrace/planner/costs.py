@@ -98,7 +98,7 @@ def overhead_bytes(shape: ModelShape, demand: Demand) -> int:
 
 
 def _used(shape: ModelShape, tokens: int) -> Iterator[tuple[ParamShape, float]]:
-    """Parameters that a pass over so many tokens computes with, and the bytes of each: not tables, chosen experts only."""
+    """Parameters that a pass over so many tokens computes with, and the bytes of each: no tables, chosen experts."""
     for block in shape.blocks:
         if not block.gathered:
             for param in block.params:

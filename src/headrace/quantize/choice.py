@@ -25,9 +25,7 @@ _ROUTERS = ("gate", "router", "shared_expert_gate")
 """Last parts of the names of modules that choose experts: small, and a wrong choice costs more than their bytes."""
 
 
-def choose(
-    model: Any, name: str, *, bits: int, group_size: int, bits_of: Callable[[str], int] | None = None
-) -> Scheme:
+def choose(model: Any, name: str, *, bits: int, group_size: int, bits_of: Callable[[str], int] | None = None) -> Scheme:
     """The scheme for a model on the meta device. `bits_of`: of a matrix in a layer, if not `bits` for all of them.
 
     Raises: InvalidSetting, NothingToQuantize.

@@ -1,8 +1,8 @@
 """What fewer bits cost: perplexity and divergence from the original, on a text that ships with the package.
 
 Both models run one after the other, each within the same memory, so neither has to fit. Of the original the likeliest
-tokens at each place are kept, with their probabilities; the others count as one token for the divergence, which can only
-make it a little smaller.
+tokens at each place are kept, with their probabilities; the others count as one token for the divergence, which can
+only make it a little smaller.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ def score(
     `likeliest` are always its own.
     """
     budget = None if memory is None else parse_size(memory, "--memory")
-    with Engine.open(directory, memory=budget, context=(lambda *_: (WINDOW, WINDOW)), on_progress=on_progress) as engine:
+    with Engine.open(
+        directory, memory=budget, context=(lambda *_: (WINDOW, WINDOW)), on_progress=on_progress
+    ) as engine:
         ids = torch.tensor(engine.tokenizer(text())["input_ids"][: max(tokens, 2)])
         starts = range(0, len(ids) - 1, WINDOW)
         parts = []

@@ -1,8 +1,8 @@
 """A .gguf file as an original: one tensor at a time, and 4-bit numbers as they are.
 
-Q4_0, Q4_1 and Q4_K hold a number as `q * scale + something`, for groups of 32, as the kernel here does; so with groups of
-32 their q are taken over bit for bit, and scale and zero are those of the file, rounded to the model's dtype. Everything
-else is decoded, a tensor at a time, and rounded anew: to 8 bits unless it was asked for otherwise.
+Q4_0, Q4_1 and Q4_K hold a number as `q * scale + something`, for groups of 32, as the kernel here does; so with groups
+of 32 their q are taken over bit for bit, and scale and zero are those of the file, rounded to the model's dtype.
+Everything else is decoded, a tensor at a time, and rounded anew: to 8 bits unless it was asked for otherwise.
 Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h (block_q4_0, block_q4_1, block_q4_K).
 """
 
@@ -24,7 +24,9 @@ from headrace.sizing.scheme import Scheme
 
 GROUP_SIZE = 32
 """Of the 4-bit types."""
-Q4_0, Q4_1, Q4_K = (int(kind) for kind in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_K))
+Q4_0, Q4_1, Q4_K = (
+    int(kind) for kind in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_K)
+)
 FOUR_BITS = (Q4_0, Q4_1, Q4_K)
 
 
@@ -40,9 +42,7 @@ class GgufOriginal(Original):
 
     @property
     def tensors(self) -> Sequence[tuple[str, torch.Tensor]]:
-        return [
-            (name, torch.empty(spec.shape, dtype=self.dtype, device="meta")) for name, spec in self._specs.items()
-        ]
+        return [(name, torch.empty(spec.shape, dtype=self.dtype, device="meta")) for name, spec in self._specs.items()]
 
     def has_four_bits(self, name: str) -> bool:
         """Whether a tensor's numbers can be taken over as they are."""
@@ -77,7 +77,7 @@ class GgufOriginal(Original):
     def _row_order(self, name: str) -> torch.Tensor | None:
         """Which row of the file each row of the model is, or None if the model's matrix is more than an order of rows.
 
-        What transformers does to a matrix of this name is seen in what it does to one that holds the numbers of its rows.
+        What transformers does to a matrix of this name is seen in what it does to one that holds its rows' numbers.
         """
         tensor = self._only(name)
         assert tensor is not None
@@ -137,4 +137,3 @@ def _nibbles(bytes_: Any) -> Any:
 
 def _float16(pairs: Any) -> Any:
     return np.ascontiguousarray(pairs).view(np.float16).astype(np.float32)[..., 0]
-

@@ -1,4 +1,4 @@
-"""One call from what the user named to the new checkpoint: which kind of original it is, and what may not be asked of it."""
+"""From what the user named to the new checkpoint: which kind of original it is, and what may not be asked of it."""
 
 from __future__ import annotations
 
@@ -77,9 +77,7 @@ def _check_settings(bits: int | None, group_size: int | None) -> None:
         )
 
 
-def _quantize(
-    original: Original, target: Path, on_progress: Progress, bits: int, group_size: int
-) -> Written:
+def _quantize(original: Original, target: Path, on_progress: Progress, bits: int, group_size: int) -> Written:
     scheme = choose(original.model, original.name, bits=bits, group_size=group_size)
     return write(original, scheme, target, on_progress)
 
@@ -110,4 +108,3 @@ def _repack(model: str, directory: Path, settings: dict[str, object], target: Pa
     if not can_repack(scheme, here):
         raise AlreadyQuantized(model=model, bits=scheme.bits)
     repack(directory, scheme, here, target, on_progress)
-

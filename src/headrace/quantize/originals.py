@@ -74,9 +74,7 @@ class CheckpointOriginal(Original):
     def __init__(self, directory: Path, name: str, *, trust_remote_code: bool = False) -> None:
         self.name, self.directory = name, directory
         self._checkpoint = store.open_checkpoint(directory)
-        self._skeleton = model.build(
-            directory, self._checkpoint, trust_remote_code=trust_remote_code, dequantize=True
-        )
+        self._skeleton = model.build(directory, self._checkpoint, trust_remote_code=trust_remote_code, dequantize=True)
         self.model, self.dtype = self._skeleton.model, self._skeleton.dtype
         self._weights = {weight.name: weight for weight in self._skeleton.blocks.weights()}
         stored = self.model.state_dict().keys()

@@ -71,7 +71,10 @@ def write(original: Original, scheme: Scheme, target: Path, on_progress: Progres
 
 
 def write_as_is(
-    target: Path, tensors: Sequence[TensorSpec], pieces: Callable[[TensorSpec], Iterator[Any]], finish: Callable[[Path], None]
+    target: Path,
+    tensors: Sequence[TensorSpec],
+    pieces: Callable[[TensorSpec], Iterator[Any]],
+    finish: Callable[[Path], None],
 ) -> None:
     """Write these tensors with the same guarantees; `finish` adds the other files. Raises: as `write`."""
     shards = plan_shards(tensors)
@@ -106,7 +109,7 @@ class _Specs:
 
 
 class _Pieces:
-    """The bytes of each tensor, in the order of the specs: a matrix leaves its scales behind for the tensor after it."""
+    """The bytes of each tensor, in the order of the specs: a matrix leaves its scales for the tensor after it."""
 
     def __init__(self, original: Original, specs: _Specs, on_progress: Progress) -> None:
         self._original, self._specs = original, specs

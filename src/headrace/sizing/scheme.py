@@ -87,7 +87,9 @@ class Scheme:
 def scheme_of(settings: Mapping[str, Any]) -> Scheme:
     """The scheme of a `quantization_config` of ours. Raises: UnknownScheme."""
     if settings.get("version") != VERSION:
-        raise UnknownScheme(f"its quantization has version {settings.get('version')!r}, and this Headrace reads {VERSION}")
+        raise UnknownScheme(
+            f"its quantization has version {settings.get('version')!r}, and this Headrace reads {VERSION}"
+        )
     bits, group, layout = settings.get("bits"), settings.get("group_size"), settings.get("layout")
     modules = settings.get("modules")
     if bits not in BITS or group not in GROUP_SIZES or not isinstance(layout, str) or not isinstance(modules, Mapping):
