@@ -1,8 +1,8 @@
 """Products with weights of 8 and 4 bits: torch's kernels for few rows, pieces in the model's dtype for many.
 
-torch's kernels read each weight once per row of the input or so: for a token or a few nothing is faster, and from a few
-dozen rows on the product in the model's dtype is, even with the work of making its matrix (docs/log.md). So a prefill
-makes some rows of the matrix at a time, in memory that the next ones reuse, and multiplies with those.
+torch's kernels go through all weights again for every few rows of the input: for a token or a few nothing is faster, and
+from some dozens of rows on the product in the model's dtype is, even with the work of making its matrix (docs/log.md).
+So a prefill makes some rows of the matrix at a time, in memory that the next ones reuse, and multiplies with those.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 from headrace.lowbit.packing import HALVES
 from headrace.sizing.scheme import BLOCK_ROWS
 
-MOST_ROWS_8, MOST_ROWS_4 = 16, 32
+MOST_ROWS_8, MOST_ROWS_4 = 16, 64
 """Rows of the input up to which torch's kernel for the bits is taken."""
-SCRATCH_BYTES = 2 * 2**20
+SCRATCH_BYTES = 4 * 2**20
 """About how much of a matrix is made at a time."""
 
 
@@ -69,26 +69,30 @@ class _Scratch:
 
     def __init__(self, like: torch.Tensor, rows: int, columns: int, layout: str) -> None:
         self._block, self._apart = HALVES[layout]
-        self._numbers = torch.empty(rows * columns, dtype=torch.int8, device=like.device)
+        self._numbers = torch.empty(rows * columns, dtype=torch.uint8, device=like.device)
         self._wide = like.new_empty(rows * columns)
         self._matrix = like.new_empty(rows, columns)
 
     def fill(self, packed: torch.Tensor, scale_and_zero: torch.Tensor, group_size: int) -> torch.Tensor:
-        """The matrix (rows, columns) of these packed rows."""
+        """The matrix (rows, columns) of these packed rows.
+
+        The lower and the upper numbers of all bytes are kept apart until the last step: every step before it runs over
+        memory as it lies.
+        """
         rows, columns = packed.shape[0], packed.shape[1] * 2
         block, apart = self._block, self._apart
-        blocks, halves = rows // block, block // 2 // apart
-        # A byte's two rows are `apart` from each other in a block: (blocks, columns, halves, which of the two, apart).
-        numbers = self._numbers[: rows * columns].view(blocks, columns, halves, 2, apart)
-        unsigned, bytes_ = numbers.view(torch.uint8), packed.view(blocks, columns, halves, apart)
-        torch.bitwise_and(bytes_, 15, out=unsigned[..., 0, :])
-        torch.bitwise_right_shift(bytes_, 4, out=unsigned[..., 1, :])
-        numbers.sub_(8)
-        groups = columns // group_size
-        wide = self._wide[: rows * columns].view(blocks, groups, group_size, block)
-        wide.copy_(numbers.view(blocks, groups, group_size, block))
-        both = scale_and_zero.reshape(groups, blocks, 1, block, 2).transpose(0, 1)
-        torch.addcmul(both[..., 1], wide, both[..., 0], out=wide)
-        matrix = self._matrix[:rows]
-        matrix.view(blocks, block, columns).copy_(wide.view(blocks, columns, block).transpose(1, 2))
-        return matrix
+        blocks, halves, groups = rows // block, block // 2 // apart, columns // group_size
+        numbers = self._numbers[: rows * columns].view(2, blocks, columns, block // 2)
+        bytes_ = packed.view(blocks, columns, block // 2)
+        torch.bitwise_and(bytes_, 15, out=numbers[0])
+        torch.bitwise_right_shift(bytes_, 4, out=numbers[1])
+        numbers.view(torch.int8).sub_(8)
+        wide = self._wide[: rows * columns].view(2, blocks, groups, group_size, block // 2)
+        wide.copy_(numbers.view(torch.int8).view(wide.shape))
+        # Of a block's rows: (groups, blocks, halves, which of a byte's two, apart, scale or zero).
+        of_rows = scale_and_zero.reshape(groups, blocks, halves, 2, apart, 2)
+        scale, zero = of_rows.permute(5, 3, 1, 0, 2, 4).reshape(2, 2, blocks, groups, 1, block // 2)
+        torch.addcmul(zero, wide, scale, out=wide)
+        ordered = wide.view(2, blocks, columns, halves, apart).permute(1, 3, 0, 4, 2)
+        self._matrix[:rows].view(blocks, halves, 2, apart, columns).copy_(ordered)
+        return self._matrix[:rows]
