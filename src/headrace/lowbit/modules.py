@@ -1,6 +1,6 @@
 """Modules whose weights have 8 or 4 bits, and how they take the places of a model's own. Knows no file.
 
-A module's tensors are plain parameters, so they move like any other weight.
+A module's tensors are plain parameters, so they move like any other weight. They are made on the meta device.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Int8Linear(LowBitLinear):
 
     def __init__(self, in_features: int, out_features: int, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
         super().__init__(in_features, out_features, bias)
-        self.weight = _constant(torch.empty(out_features, in_features, dtype=torch.int8))
-        self.weight_scale = _constant(torch.empty(out_features, dtype=dtype))
+        self.weight = _constant(torch.empty(out_features, in_features, dtype=torch.int8, device="meta"))
+        self.weight_scale = _constant(torch.empty(out_features, dtype=dtype, device="meta"))
 
     def _multiplied(self, rows: torch.Tensor) -> torch.Tensor:
         return kernels.linear_8(rows, self.weight, self.weight_scale)
@@ -62,8 +62,10 @@ class Int4Linear(LowBitLinear):
     ) -> None:
         super().__init__(in_features, out_features, bias)
         self.group_size, self.layout = group_size, layout
-        self.weight = _constant(torch.empty(out_features, in_features // 2, dtype=torch.uint8))
-        self.weight_scale_and_zero = _constant(torch.empty(in_features // group_size, out_features, 2, dtype=dtype))
+        self.weight = _constant(torch.empty(out_features, in_features // 2, dtype=torch.uint8, device="meta"))
+        self.weight_scale_and_zero = _constant(
+            torch.empty(in_features // group_size, out_features, 2, dtype=dtype, device="meta")
+        )
 
     def _multiplied(self, rows: torch.Tensor) -> torch.Tensor:
         return kernels.linear_4(rows, self.weight, self.weight_scale_and_zero, self.group_size, self.layout)
@@ -77,8 +79,10 @@ class Int8Embedding(nn.Embedding):
 
     def __init__(self, table: nn.Embedding, dtype: torch.dtype) -> None:
         shape = (table.num_embeddings, table.embedding_dim)
-        super().__init__(*shape, table.padding_idx, _weight=torch.empty(shape, dtype=torch.int8), _freeze=True)
-        self.weight_scale = _constant(torch.empty(shape[0], dtype=dtype))
+        super().__init__(
+            *shape, table.padding_idx, _weight=torch.empty(shape, dtype=torch.int8, device="meta"), _freeze=True
+        )
+        self.weight_scale = _constant(torch.empty(shape[0], dtype=dtype, device="meta"))
         factor = getattr(table, "embed_scale", None)  # Gemma's tables multiply what they look up
         if factor is None:
             self.embed_scale = None
@@ -125,8 +129,7 @@ def replace(model: Any, scheme: Scheme, dtype: torch.dtype) -> None:
         bits = scheme.bits_of(name)
         if bits is None:
             continue
-        with torch.device("meta"):
-            made = _made(module, bits, scheme, dtype)
+        made = _made(module, bits, scheme, dtype)
         first = tied.setdefault(id(module.weight), made)
         if first is not made:  # one weight under two names stays one
             for attribute in ("weight", SCALE, SCALE_AND_ZERO):
