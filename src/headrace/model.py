@@ -293,7 +293,7 @@ def _use_low_bits(model: Any, dtype: torch.dtype) -> None:
     """Put modules for weights of few bits where the config says that there are such."""
     settings = getattr(model.config, "quantization_config", None)
     if settings:
-        from transformers.quantizers import AutoHfQuantizer
+        from transformers.quantizers.auto import AutoHfQuantizer
 
         from headrace.lowbit.quantizer import register
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from transformers.core_model_loading import ConversionOps
-from transformers.quantizers import AutoHfQuantizer, HfQuantizer
+from transformers.quantizers.auto import AutoHfQuantizer
+from transformers.quantizers.base import HfQuantizer
 
 from headrace.errors import Reason
 
@@ -37,9 +38,10 @@ def dequantizer(settings: Mapping[str, Any]) -> HfQuantizer:
         reader.check()
         return reader
     try:
-        return AutoHfQuantizer.from_config({**settings, "dequantize": True}, pre_quantized=True)
+        made: HfQuantizer = AutoHfQuantizer.from_config({**settings, "dequantize": True}, pre_quantized=True)
     except Exception as error:  # whatever transformers and the packages below it raise
         raise UnreadableQuantization(f"transformers cannot read its quantization ({error})") from error
+    return made
 
 
 class _Settings:
@@ -60,7 +62,8 @@ class _Reader(HfQuantizer):
     allowed_bits: tuple[int, ...] = (4,)
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        super().__init__(_Settings(settings))
+        made: Any = _Settings(settings)  # no config of transformers: those check for packages
+        super().__init__(made)
 
     def check(self) -> None:
         """Raises: UnreadableQuantization."""
@@ -86,7 +89,7 @@ class _Unpack(ConversionOps):
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Any]:
         parts = {name: value[0] if isinstance(value, list) else value for name, value in input_dict.items()}
         name = kwargs["full_layer_name"]
         return {name: self.matrix(parts).to(kwargs["model"].get_parameter(name).dtype)}
@@ -139,4 +142,5 @@ class _AwqReader(_Reader):
 def _unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """The numbers of each int32, the lowest first, in a dimension of their own, as float32."""
     shifts = torch.arange(0, 32, bits)
-    return ((packed[..., None].long() >> shifts) & (2**bits - 1)).float()
+    numbers: torch.Tensor = (packed[..., None].long() >> shifts) & (2**bits - 1)
+    return numbers.float()

@@ -1,7 +1,7 @@
 """Products with weights of 8 and 4 bits: torch's kernels for few rows, pieces in the model's dtype for many.
 
-torch's kernels go through all weights again for every few rows of the input: for a token or a few nothing is faster, and
-from some dozens of rows on the product in the model's dtype is, even with the work of making its matrix (docs/log.md).
+torch's kernels go through all weights again for every few rows of the input: for a token or a few nothing is faster,
+and from some dozens of rows on the product in the model's dtype is, even with the work of making its matrix.
 So a prefill makes some rows of the matrix at a time, in memory that the next ones reuse, and multiplies with those.
 """
 

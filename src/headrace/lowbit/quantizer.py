@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
-from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from headrace.lowbit.modules import replace
@@ -18,7 +18,7 @@ class HeadraceConfig(QuantizationConfigMixin):
     """A config.json's `quantization_config` that `headrace quantize` wrote."""
 
     def __init__(self, **settings: Any) -> None:
-        self.quant_method = QUANT_METHOD
+        self.quant_method: Any = QUANT_METHOD
         self.settings = {**settings, "quant_method": QUANT_METHOD}
 
     @property
@@ -42,7 +42,8 @@ class HeadraceQuantizer(HfQuantizer):
     """That is: transformers cannot make such a checkpoint, only read it."""
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        replace(model, self.quantization_config.scheme, model.dtype)
+        config: Any = self.quantization_config
+        replace(model, config.scheme, model.dtype)
         return model
 
     @property

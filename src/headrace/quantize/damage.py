@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -115,7 +114,7 @@ def score(
     ) as engine:
         ids = torch.tensor(engine.tokenizer(text())["input_ids"][: max(tokens, 2)])
         starts = range(0, len(ids) - 1, WINDOW)
-        parts = []
+        parts: list[tuple[torch.Tensor, ...]] = []
         for number, start in enumerate(starts):
             window = ids[start : start + WINDOW + 1]
             with torch.inference_mode():
@@ -129,7 +128,9 @@ def score(
     return Scored(*(torch.cat(column) for column in columns))
 
 
-def _scored(logits: torch.Tensor, following: torch.Tensor, wanted: torch.Tensor | None) -> Iterator[tuple[Any, ...]]:
+def _scored(
+    logits: torch.Tensor, following: torch.Tensor, wanted: torch.Tensor | None
+) -> Iterator[tuple[torch.Tensor, ...]]:
     for start in range(0, len(following), _ROWS):
         some = slice(start, start + _ROWS)
         log_probabilities = logits[some].float().log_softmax(dim=-1)

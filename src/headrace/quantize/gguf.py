@@ -97,7 +97,7 @@ class GgufOriginal(Original):
         items, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type_id)]
         row_bytes = columns // items * nbytes
         raw = self._file.read(tensor, tensor.offset, rows * row_bytes).reshape(rows, row_bytes)  # still packed
-        for some in order.split(rows_per_piece(columns)):
+        for some in torch.split(order, rows_per_piece(columns)):
             q, scale, zero = unpacked(tensor.type_id, raw[some.numpy()])
             numbers = torch.from_numpy(q).view(len(some), columns)
             yield Rounded(numbers, *(torch.from_numpy(each).to(self.dtype) for each in (scale, zero)))

@@ -65,7 +65,7 @@ def cut(whole: torch.Tensor) -> Iterator[torch.Tensor]:
     if whole.dim() < 2:
         yield whole
         return
-    yield from whole.split(rows_per_piece(max(1, whole[0].numel())))
+    yield from torch.split(whole, rows_per_piece(max(1, whole[0].numel())))
 
 
 class CheckpointOriginal(Original):
