@@ -399,3 +399,10 @@ def test_decoding_fewer_bytes_is_planned_to_be_faster(bits: int, root: Path) -> 
     assert times[1] < times[0] * {8: 0.6, 4: 0.45}[bits]
     slow = dataclasses.replace(here, int8_bytes_per_s=1e9, int4_bytes_per_s=1e9)
     assert plan(after, slow, demand, OffloadConfig()).bound.compute_s > times[0]
+
+
+def test_other_engines_are_not_planned_with_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from headrace.cli.app import main
+
+    assert main(["plan", str(quantized(root, "llama", 8)), "--for", "vllm", "--device", "l40s"]) == 2
+    assert "no other engine reads that" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ def test_it_is_refused_with_the_command_and_the_command_reads_it(form: str, tmp_
 
 
 def test_compressed_tensors_are_read_by_their_own_package(tmp_path: Path) -> None:
-    from compressed_tensors.compressors import pack_to_int32
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
     source = tiny_models.write(tmp_path / "foreign", "llama")
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
@@ -174,7 +173,7 @@ def test_compressed_tensors_are_read_by_their_own_package(tmp_path: Path) -> Non
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, UnsupportedModel),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ForeignQuantization),
     ],
-    ids=json.dumps,
+    ids=["gptq of 3 bits", "awq gemv", "bitsandbytes"],
 )
 def test_forms_that_are_not_read_say_so(settings: dict[str, Any], error: type[Exception], tmp_path: Path) -> None:
     source = tiny_models.write(tmp_path / "foreign", "llama")
