@@ -57,7 +57,7 @@ def quantized(root: Path, architecture: str, bits: int, dtype: torch.dtype = tor
     """A quantized tiny checkpoint that is made once and read by many tests, which leave it as it is."""
     target = root / f"tiny-{architecture}-{str(dtype).removeprefix('torch.')}-{bits}"
     if not target.exists():
-        job.quantize(str(tiny_models.shared(root, architecture, dtype)), target, quiet, bits=bits)
+        job.quantize(str(tiny_models.shared(root, architecture, dtype)), target, quiet, bits=bits, calibrate=False)
     return target
 
 
@@ -172,7 +172,7 @@ def test_a_large_model_is_written_in_little_memory(root: Path, tmp_path: Path) -
         "real, seen = write.write_shards, []\n"
         "def spy(*args): seen.append(machine.resident_bytes()); real(*args)\n"
         "write.write_shards = spy\n"
-        "job.quantize(sys.argv[1], Path(sys.argv[2]), lambda *a: None, bits=4)\n"
+        "job.quantize(sys.argv[1], Path(sys.argv[2]), lambda *a: None, bits=4, calibrate=False)\n"
         "print(machine.peak_resident_bytes() - seen[0])"
     )
     done = subprocess.run(
@@ -256,7 +256,7 @@ def test_the_group_sizes_that_are_named_instead_work(root: Path, tmp_path: Path)
     with pytest.raises(InvalidSetting, match="Use --group-size 32 or 64 or 128"):
         job.quantize(source, tmp_path / "new", quiet, bits=4, group_size=256)
     for size in (32, 64, 128):
-        job.quantize(source, tmp_path / str(size), quiet, bits=4, group_size=size)
+        job.quantize(source, tmp_path / str(size), quiet, bits=4, group_size=size, calibrate=False)
         assert stored(tmp_path / str(size))["model.layers.0.mlp.up_proj.weight_scale_and_zero"].shape[0] == 256 // size
 
 
@@ -281,7 +281,7 @@ def elsewhere(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
     other = next(layout for layout in packing.HALVES if layout != packing.layout_here())
     monkeypatch.setattr(choice, "layout_here", lambda: other)
-    job.quantize(str(tiny_models.shared(root, "llama")), tmp_path / "elsewhere", quiet, bits=4)
+    job.quantize(str(tiny_models.shared(root, "llama")), tmp_path / "elsewhere", quiet, bits=4, calibrate=False)
     return tmp_path / "elsewhere"
 
 
@@ -306,6 +306,49 @@ def test_files_beside_the_weights_come_along(root: Path) -> None:
     assert {key: value for key, value in config.items() if key != "quantization_config"} == json.loads(
         (source / "config.json").read_text()
     )
+
+
+# --- where rounding hurts least -------------------------------------------------------------------------------------
+
+
+def test_importance_is_the_mean_square_of_what_the_matrix_is_given(root: Path) -> None:
+    """Streamed and resident say the same, and it is what a plain model sees."""
+    from headrace.quantize import calibration
+
+    source = tiny_models.shared(root, "llama")
+    names = [f"model.layers.{layer}.mlp.down_proj" for layer in range(LAYERS)]
+    found = calibration.importances(source, names, quiet)
+    with Engine.open(source, weights_share=0.5) as engine:
+        budget = f"{engine.report().requested_bytes}B"
+    streamed = calibration.importances(source, names, quiet, memory=budget)
+    assert found.keys() == streamed.keys() == set(names)
+    assert all(torch.equal(found[name], streamed[name]) for name in names)
+    assert all(total.shape == (384,) and (total > 0).all() for total in found.values())
+
+
+def test_what_matters_more_is_rounded_better() -> None:
+    matrix = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    importance = torch.ones(128)
+    importance[:8] = 1000
+    plain, weighted = (rounding.to_4_bits(matrix, 64, torch.float32, some) for some in (None, importance))
+
+    def error(rounded: rounding.Rounded) -> torch.Tensor:
+        assert rounded.zero is not None
+        q = rounded.numbers.float().view(64, 2, 64) - 8
+        made = (q * rounded.scale[..., None] + rounded.zero[..., None]).view(64, 128)
+        return ((made - matrix).square() * importance).sum()
+
+    assert error(weighted) < 0.5 * error(plain)
+
+
+def test_the_command_calibrates_unless_it_is_told_not_to(root: Path, tmp_path: Path) -> None:
+    source, seen = str(tiny_models.shared(root, "llama")), []
+    job.quantize(source, tmp_path / "new", lambda what, *_: seen.append(what), bits=4)
+    assert any(what.startswith("calibrating") for what in seen)
+    calibrated, plain = stored(tmp_path / "new"), stored(quantized(root, "llama", 4))
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert not torch.equal(calibrated[name], plain[name])
+    assert torch.equal(calibrated["lm_head.weight"], plain["lm_head.weight"])
 
 
 # --- what it costs --------------------------------------------------------------------------------------------------

@@ -334,6 +334,13 @@ def quantize(
             metavar="N", help="With 4 bits: so many weights share a scale (32, 64, 128 or 256); default: 64, .gguf: 32."
         ),
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            help="With 4 bits: let the original read a text first, and round where it hurts least.",
+        ),
+    ] = True,
     damage: Annotated[
         bool | None,
         typer.Option(
@@ -344,7 +351,7 @@ def quantize(
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Budget of the process while both run; default: 90 % of what is free."),
+        typer.Option(metavar="SIZE", help="Budget of the process while a model runs; default: 90 % of what is free."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -362,6 +369,7 @@ def quantize(
             output=output,
             bits=bits,
             group_size=group_size,
+            calibrate=calibrate,
             damage=damage,
             memory=memory,
             as_json=as_json,

@@ -27,6 +27,7 @@ class QuantizeOptions:
     output: Path
     bits: int | None = None
     group_size: int | None = None
+    calibrate: bool = True
     damage: bool | None = None
     memory: str | None = None
     as_json: bool = False
@@ -49,6 +50,8 @@ def quantize(options: QuantizeOptions) -> int:
             bars,
             bits=options.bits,
             group_size=options.group_size,
+            calibrate=options.calibrate,
+            memory=options.memory,
             trust_remote_code=options.trust_remote_code,
         )
     peak_bytes = machine.peak_resident_bytes()

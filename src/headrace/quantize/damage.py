@@ -112,7 +112,7 @@ def score(
     with Engine.open(
         directory, memory=budget, context=(lambda *_: (WINDOW, WINDOW)), on_progress=on_progress
     ) as engine:
-        ids = torch.tensor(engine.tokenizer(text())["input_ids"][: max(tokens, 2)])
+        ids = torch.tensor(engine.tokenizer(text(), verbose=False)["input_ids"][: max(tokens, 2)])
         starts = range(0, len(ids) - 1, WINDOW)
         parts: list[tuple[torch.Tensor, ...]] = []
         for number, start in enumerate(starts):

@@ -8,10 +8,12 @@ from pathlib import Path
 from headrace import sources
 from headrace.errors import AlreadyQuantized, InvalidSetting, UnsupportedModel
 from headrace.importing.header import is_gguf
+from headrace.lowbit.modules import candidates
 from headrace.lowbit.packing import layout_here
+from headrace.quantize.calibration import importances
 from headrace.quantize.choice import DEFAULT_GROUP_SIZE, choose
 from headrace.quantize.gguf import GROUP_SIZE, GgufOriginal
-from headrace.quantize.originals import CheckpointOriginal, Original
+from headrace.quantize.originals import CheckpointOriginal
 from headrace.quantize.repack import can_repack, repack
 from headrace.quantize.write import Progress, Written, check_output, write
 from headrace.sizing.quantized import foreign
@@ -27,11 +29,14 @@ def quantize(
     *,
     bits: int | None = None,
     group_size: int | None = None,
+    calibrate: bool = True,
+    memory: str | None = None,
     trust_remote_code: bool = False,
 ) -> Written | None:
     """Write `model` with fewer bits into the directory `target`; None if it was only put into another order.
 
-    Without `bits`: those of a .gguf file's own types (4 where they have 4, else 8), 8 for everything else.
+    Without `bits`: those of a .gguf file's own types (4 where they have 4, else 8), 8 for everything else. With 4 bits
+    an original that runs here reads a text first, within `memory`, unless `calibrate` is False.
 
     Raises: UserError, CheckpointError, ReadError, NotWritable, OutputFailed.
     """
@@ -50,7 +55,12 @@ def quantize(
     if method is not None and method not in READABLE_METHODS:
         raise foreign(model, str(method))
     original = CheckpointOriginal(directory, model, trust_remote_code=trust_remote_code)
-    return _quantize(original, target, on_progress, bits or DEFAULT_BITS, group_size or DEFAULT_GROUP_SIZE)
+    bits, group_size = bits or DEFAULT_BITS, group_size or DEFAULT_GROUP_SIZE
+    scheme = choose(original.model, original.name, bits=bits, group_size=group_size)
+    if bits == 4 and calibrate and method is None:
+        modules = [name for name, _ in candidates(original.model) if scheme.bits_of(name) == 4]
+        original.importances = importances(directory, modules, on_progress, memory=memory)
+    return write(original, scheme, target, on_progress)
 
 
 def runs(model: str) -> bool:
@@ -75,11 +85,6 @@ def _check_settings(bits: int | None, group_size: int | None) -> None:
             allowed="left out there: with 8 bits each row has one scale",
             suggestion=f"{group_size} together with --bits 4",
         )
-
-
-def _quantize(original: Original, target: Path, on_progress: Progress, bits: int, group_size: int) -> Written:
-    scheme = choose(original.model, original.name, bits=bits, group_size=group_size)
-    return write(original, scheme, target, on_progress)
 
 
 def _quantize_gguf(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Original(ABC):
     model: Any
     """On the meta device."""
     dtype: torch.dtype
+    importances: Mapping[str, torch.Tensor]
+    """By module, what `calibration` found; empty if it was not asked."""
 
     @property
     @abstractmethod
@@ -52,7 +54,8 @@ class Original(ABC):
             if bits == 8:
                 yield rounding.to_8_bits(piece, self.dtype)
             else:
-                yield rounding.to_4_bits(piece, group_size, self.dtype)
+                importance = self.importances.get(name.removesuffix(".weight"))
+                yield rounding.to_4_bits(piece, group_size, self.dtype, importance)
 
 
 def rows_per_piece(columns: int) -> int:
@@ -72,7 +75,7 @@ class CheckpointOriginal(Original):
     """A directory with safetensors. Raises: UserError, CheckpointError, ReadError."""
 
     def __init__(self, directory: Path, name: str, *, trust_remote_code: bool = False) -> None:
-        self.name, self.directory = name, directory
+        self.name, self.directory, self.importances = name, directory, {}
         self._checkpoint = store.open_checkpoint(directory)
         self._skeleton = model.build(directory, self._checkpoint, trust_remote_code=trust_remote_code, dequantize=True)
         self.model, self.dtype = self._skeleton.model, self._skeleton.dtype
