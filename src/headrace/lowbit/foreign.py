@@ -39,6 +39,7 @@ def dequantizer(settings: Mapping[str, Any]) -> HfQuantizer:
         return reader
     try:
         made: HfQuantizer = AutoHfQuantizer.from_config({**settings, "dequantize": True}, pre_quantized=True)
+        made.validate_environment()
     except Exception as error:  # whatever transformers and the packages below it raise
         raise UnreadableQuantization(f"transformers cannot read its quantization ({error})") from error
     return made
