@@ -134,8 +134,16 @@ def concrete_errors(root: type[HeadraceError] = HeadraceError) -> Iterator[type[
 
 def error_with_id(error_id: str) -> type[HeadraceError] | None:
     """Our own class with this id. Subclasses that others have made are not ours to describe."""
-    ours = (kind for kind in concrete_errors() if kind.__module__ == __name__)
-    return next((kind for kind in ours if kind.error_id() == error_id), None)
+    return next((kind for kind in _our_own() if kind.error_id() == error_id), None)
+
+
+def error_with_name(name: str) -> type[HeadraceError] | None:
+    """Our own class with this name."""
+    return next((kind for kind in _our_own() if kind.__name__ == name), None)
+
+
+def _our_own() -> Iterator[type[HeadraceError]]:
+    return (kind for kind in concrete_errors() if kind.__module__ == __name__)
 
 
 class Reason(ValueError):

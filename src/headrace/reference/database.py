@@ -26,7 +26,7 @@ from headrace.reference import codec
 from headrace.reference.closest import Rarity
 from headrace.reference.records import History, Page, Site
 
-SCHEMA = 6
+SCHEMA = 7
 """Raised when a build would come out different, so that old files are not taken for new ones."""
 
 _TABLES = """

@@ -73,7 +73,7 @@ _POINTS_ELSEWHERE = re.compile(
     re.IGNORECASE,
 )
 _ORDER: Mapping[Verdict, int] = {"exact": 0, "likely": 1, "several": 1, "closest": 2, "none": 3}
-_CARRIES = re.compile(r"(?:^|[._])(?:e|err|errs?|errors?|exc|exceptions?|cause|result|failure)(?:\.\w+)?\W*$")
+_CARRIES = re.compile(r"(?:^|[._])(?:e|err|errs?|errors?|exc|exceptions?|cause|result|failure|problems?)(?:\.\w+)?\W*$")
 """Values that hold another error's message, by the names that people give them."""
 _MOST_ERRORS = 12
 _DEEPEST_WRAPPER = 3
@@ -94,11 +94,16 @@ def explain(paste: str, catalogues: Sequence[Catalogue], command: str | None = N
     else:
         inside = next((claim.owner for claim in claims if claim.owner and best.carrier), None)
         answer = replace(_explained(best, command), carried=inside)
-    if pointed and (answer.page is None or answer.page.id != pointed):
+    if pointed and pointed not in _pages_of(answer):
         for catalogue in catalogues:
             if page := catalogue.page(pointed):
                 return explain_page(page, catalogue)
     return answer
+
+
+def _pages_of(answer: Explanation) -> set[str | None]:
+    """The page that an answer names, and those of the errors that carry it."""
+    return {answer.page and answer.page.id, *(wrapper.page_id for wrapper in answer.wrappers)}
 
 
 _POINTER = re.compile(r"^\W*headrace explain (?P<id>[0-9a-f]{16})\W*$", re.MULTILINE)
@@ -128,7 +133,7 @@ def explain_page(page: Page, catalogue: Catalogue) -> Explanation:
 
 
 def _own(page: Page) -> OwnError | None:
-    return own_error(page.id) if page.package == "headrace" else None
+    return own_error(page) if page.package == "headrace" else None
 
 
 def template_text(template: Template) -> str:

@@ -160,10 +160,11 @@ class _Reader:
             helper = self._helper_call(value, place)
             if helper is not None:
                 yield self._made(statement, place, *helper)
-            elif pieces_of := fragments.accumulated(value, statement, self._module):
-                yield from self._fragments(statement, place, value, pieces_of)
-            else:
+                return
+            parts = list(self._fragments(statement, place, value))
+            if not parts or not fragments.is_only_joined(value):
                 yield self._made(statement, place, value, "raise")
+            yield from parts
             return
         name = ast.unparse(value)
         if looks_like_error(name):
@@ -217,15 +218,29 @@ class _Reader:
                 arguments[keyword.arg] = texts.of(keyword.value, statement)
         return arguments
 
-    def _fragments(
-        self, statement: ast.stmt, place: Place, call: ast.Call, parts: list[tuple[ast.stmt, ast.expr]]
-    ) -> Iterator[Draft]:
-        """One site for each piece of a message that was gathered in a list."""
-        site = replace(self._site(statement, place, ast.unparse(call.func), "raise"), fragment=True)
-        for where, part in parts:
-            at = self._module.places[where]
-            forms = self._texts(at).of(part, where)
-            yield Draft(with_templates(replace(site, condition=self._guards.condition(where)), forms))
+    def _fragments(self, statement: ast.stmt, place: Place, call: ast.Call) -> Iterator[Draft]:
+        """One site for each piece of a message that is put together from several."""
+        site: Site | None = None
+        for piece in fragments.gathered(call, statement, self._module):
+            at = self._module.places[piece.statement]
+            forms = replace(self._texts(at), of_each=piece.of_each).of(piece.text, piece.statement)
+            if not any(pieces.is_sentence(form) for form in forms):
+                continue
+            site = site or replace(self._site(statement, place, ast.unparse(call.func), "raise"), fragment=True)
+            yield Draft(with_templates(self._of_piece(site, piece, place, at), forms))
+
+    def _of_piece(self, site: Site, piece: fragments.Piece, place: Place, at: Place) -> Site:
+        """The raise of a piece; the place where it is made, if that is in another function."""
+        condition = self._guards.condition(piece.statement)
+        if at.scope is place.scope:
+            return replace(site, condition=condition)
+        return replace(
+            site,
+            line=piece.statement.lineno,
+            end_line=piece.statement.end_lineno or piece.statement.lineno,
+            qualname=self._module.qualname(at.scope),
+            condition=replace(condition, complete=False, incomplete=f"{site.qualname} gathers it, and raises"),
+        )
 
     # --- returned ---
 
