@@ -14,6 +14,7 @@
     ├── NotWritable (also an OSError)      the cache for imports cannot be written
     ├── OutputFailed (also an OSError)     an answer or a trace could not be written
     ├── MissingPackage (also an ImportError)
+    ├── EndpointFailed                 a model that was to write about errors does not answer
     ├── DemoFailed                         the demo's two runs disagree
     ├── GenerationFailed                   a pass of the server failed for a reason that nobody foresaw
     ├── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
@@ -667,6 +668,20 @@ class PackageNotFound(UserError):
     example = {"package": "headrase", "nearest": "headrace"}
 
 
+class VersionUnavailable(ConfigError):
+    """A version of a package that was to be compared cannot be had as a wheel."""
+
+    package: str
+    version: str
+    reason: str
+    template = "There is no wheel of {package} {version}: {reason}."
+    remedy = (
+        "Try `pip download --no-deps --only-binary :all: {package}=={version}`, or give the files: --wheel FILE for each "
+        "version. If {package} is not what is installed by pip, say --distribution NAME."
+    )
+    example = {"package": "vllm", "version": "0.31.9", "reason": "No matching distribution found for vllm==0.31.9"}
+
+
 class SourceUnusable(UserError):
     """The Python source of a package cannot be read."""
 
@@ -685,6 +700,18 @@ class NotInReference(UserError):
     template = "There is no error reference of {package} yet: {reason}."
     remedy = "Run: headrace reference build {package}"
     example = {"package": "vllm", "reason": "it was not built"}
+
+
+class EndpointFailed(HeadraceError):
+    """The model that was to write about errors does not answer, or not as an API like OpenAI's does."""
+
+    url: str
+    reason: str
+    written: int
+    template = "The model at {url} did not answer: {reason}. What it wrote before, about {written} errors, is kept."
+    remedy = "See whether {url}/models answers, then run the same command again: it goes on where it stopped."
+    example = {"url": "http://127.0.0.1:8000/v1", "reason": "[Errno 111] Connection refused", "written": 3}
+    exit_code = 1
 
 
 class UnknownErrorId(UserError):

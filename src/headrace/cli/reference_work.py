@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from headrace.errors import NotInReference, SourceUnusable
-from headrace.reference import packages, pieces
-from headrace.reference.build import build, version_key
+from headrace.errors import InvalidSetting, NotInReference, SourceUnusable
+from headrace.reference import downloads, packages, pieces, reading
+from headrace.reference.build import build, build_versions, version_key
 from headrace.reference.database import Catalogue, built_packages, database_path
 from headrace.reference.packages import PackageSource
 
@@ -30,12 +32,64 @@ def sources(package: str, source: Path | None, wheels: Sequence[Path]) -> list[P
     return found
 
 
-def build_package(package: str, source: Path | None, wheels: Sequence[Path]) -> None:
-    """Build the reference and tell what is in it."""
-    for one in sources(package, source, wheels):
-        path = _built(one)
-        with Catalogue.open(path) as catalogue:
-            typer.echo(f"{catalogue.package} {catalogue.version}: {len(catalogue)} errors, in {path}")
+def fetched(distribution: str, versions: str) -> list[Path]:
+    """The wheels of versions that are written with commas. Raises: VersionUnavailable, NotWritable."""
+    wanted = [version.strip() for version in versions.split(",") if version.strip()]
+    if not wanted:
+        raise InvalidSetting(
+            setting="--versions", value=repr(versions), allowed="versions with commas between", suggestion="1.0,1.1"
+        )
+    found = []
+    with progress_bar() as show:
+        for number, version in enumerate(wanted):
+            show(f"fetching {distribution} {version}", number, len(wanted))
+            found.append(downloads.wheel(distribution, version))
+    return found
+
+
+def build_package(package: str, source: Path | None, wheels: Sequence[Path]) -> Path:
+    """Build the reference and tell what is in it; of several versions what changed from one to the next."""
+    found = sources(package, source, wheels)
+    with progress_bar() as show:
+        path = build_versions(found, on_progress=show)
+    with Catalogue.open(path) as catalogue:
+        if len(found) > 1:
+            _tell_changes(catalogue)
+        typer.echo(f"{catalogue.package} {catalogue.version}: {len(catalogue)} errors, in {path}")
+    return path
+
+
+def write_prose(path: Path, url: str, *, model: str | None, limit: int, ids: str | None) -> None:
+    """Have a model write about the errors of a database. Raises: InvalidSetting, EndpointFailed, UnknownErrorId."""
+    from headrace.reference import prose
+    from headrace.reference.endpoint import Endpoint
+
+    endpoint = Endpoint.open(url, model)
+    wanted = [page_id.strip() for page_id in (ids or "").split(",") if page_id.strip()]
+    with progress_bar("errors") as show:
+        written = prose.write(path, endpoint, ids=wanted, limit=limit, on_progress=show)
+    typer.echo(
+        f"{endpoint.model} was asked about {written.pages} errors: {written.sentences} sentences kept, "
+        f"{written.dropped} dropped"
+    )
+
+
+def _tell_changes(catalogue: Catalogue) -> None:
+    """How many errors each version brought, took away and reworded."""
+    came: Counter[str] = Counter()
+    went: Counter[str] = Counter()
+    reworded: Counter[str] = Counter()
+    new_texts = {row.history.successor for row in catalogue.rows()}
+    for row in catalogue.rows():
+        if row.history.introduced and row.page.id not in new_texts:
+            came[row.history.introduced] += 1
+        if row.history.removed:
+            (reworded if row.history.successor else went)[row.history.removed] += 1
+    for version, _ in catalogue.versions_read()[1:]:
+        typer.echo(
+            f"{catalogue.package} {version}: {came[version]} introduced, {went[version]} removed, "
+            f"{reworded[version]} reworded"
+        )
 
 
 def build_quietly(package: str) -> Path:
@@ -44,16 +98,22 @@ def build_quietly(package: str) -> Path:
 
 
 def _built(source: PackageSource) -> Path:
-    """Build with a progress bar that vanishes when it is done."""
+    with progress_bar() as show:
+        return build(source, on_progress=show)
+
+
+@contextlib.contextmanager
+def progress_bar(noun: str = "files") -> Iterator[reading.Progress]:
+    """A bar that vanishes when it is done; nothing where standard error is no terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("files"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(noun))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
 
         def show(label: str, done: int, total: int) -> None:
             progress.update(task, description=label, completed=done, total=total)
 
-        return build(source, on_progress=show)
+        yield show
 
 
 def search_pages(words: str, package: str | None, limit: int) -> int:

@@ -49,6 +49,8 @@ class Explanation:
     """Whose error the found one carries in its message."""
     own: OwnError | None = None
     """What Headrace knows about an error of its own."""
+    asked: str | None = None
+    """The id that was asked for, if its page is another one by now."""
 
     @property
     def found(self) -> bool:
@@ -97,7 +99,7 @@ def explain(paste: str, catalogues: Sequence[Catalogue], command: str | None = N
     if pointed and pointed not in _pages_of(answer):
         for catalogue in catalogues:
             if page := catalogue.page(pointed):
-                return explain_page(page, catalogue)
+                return explain_page(page, catalogue, pointed)
     return answer
 
 
@@ -115,11 +117,12 @@ def _pointer(paste: str) -> tuple[str | None, str]:
     return (found[-1]["id"] if found else None), _POINTER.sub("", paste)
 
 
-def explain_page(page: Page, catalogue: Catalogue) -> Explanation:
-    """Explain a page that was asked for by its id."""
+def explain_page(page: Page, catalogue: Catalogue, asked: str | None = None) -> Explanation:
+    """Explain a page that was asked for by an id, which may be one that it had before."""
+    asked = None if asked == page.id else asked
     site = page.sites[0] if page.sites else None
     if site is None:
-        return Explanation("exact", None, catalogue, page, own=_own(page))
+        return Explanation("exact", None, catalogue, page, own=_own(page), asked=asked)
     return Explanation(
         "exact",
         None,
@@ -129,6 +132,7 @@ def explain_page(page: Page, catalogue: Catalogue) -> Explanation:
         fixes=tuple(solve.fixes(site.condition, {})),
         snippet=check_before_calling(site),
         own=_own(page),
+        asked=asked,
     )
 
 

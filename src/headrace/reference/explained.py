@@ -8,10 +8,11 @@ from typing import Any
 from headrace.reference import commands, pieces
 from headrace.reference.closest import difference
 from headrace.reference.explain import Explanation, template_text
-from headrace.reference.matching import Match
+from headrace.reference.matching import Catalogue, Match
 from headrace.reference.messages import one_line
 from headrace.reference.own import OwnError
-from headrace.reference.records import Atom, Page, Site
+from headrace.reference.prose import situations
+from headrace.reference.records import Atom, Page, Prose, Site
 from headrace.reference.sentences import atom_phrase
 from headrace.reference.solve import Change, Fix
 
@@ -134,6 +135,57 @@ def word_difference(explanation: Explanation) -> list[tuple[str, str]]:
     return [(kind, words) for kind, words in difference(one_line(explanation.said.message), match.template)]
 
 
+def situation_lines(explanation: Explanation) -> list[str]:
+    """What a model wrote about when it happens, marked as such."""
+    found = _situations(explanation)
+    return [f"{sentence} (written by {found.model}, from the source alone)" for sentence in found.sentences] if found else []
+
+
+def _situations(explanation: Explanation) -> Prose | None:
+    if explanation.page is None or explanation.catalogue is None or is_gone(explanation):
+        return None
+    return situations(explanation.page, explanation.catalogue)
+
+
+def _situation_documents(explanation: Explanation) -> list[dict[str, Any]]:
+    found = _situations(explanation)
+    if found is None:
+        return []
+    return [{"text": sentence, "basis": "model", "model": found.model} for sentence in found.sentences]
+
+
+def history_lines(explanation: Explanation) -> list[str]:
+    """What became of the page from version to version; nothing if all that were looked at have it as it is."""
+    page, catalogue = explanation.page, explanation.catalogue
+    history = catalogue.versions(page.id) if page is not None and catalogue is not None else None
+    if page is None or catalogue is None or history is None:
+        return []
+    lines = [f"{explanation.asked} was this error's id: it was reworded"] if explanation.asked else []
+    if history.introduced:
+        lines.append(f"it reads like this since {history.introduced}")
+    lines += [f"it read until then: {pieces.one_line(old.template)} ({old.id})" for old in _earlier(page.id, catalogue)]
+    if history.removed:
+        lines.append(f"{history.removed} has this message no more")
+        now = catalogue.page(history.successor) if history.successor else None
+        if now is not None:
+            lines.append(f"it reads now: {pieces.one_line(now.template)} ({now.id})")
+    return lines
+
+
+def _earlier(page_id: str, catalogue: Catalogue) -> Iterator[Page]:
+    """The wordings of a page, the last one first."""
+    for old in catalogue.earlier(page_id):
+        yield old
+        yield from _earlier(old.id, catalogue)
+
+
+def is_gone(explanation: Explanation) -> bool:
+    """Whether the current version has the page no more: then the source that is kept is not the page's."""
+    page, catalogue = explanation.page, explanation.catalogue
+    history = catalogue.versions(page.id) if page is not None and catalogue is not None else None
+    return history is not None and history.removed is not None
+
+
 def document(explanation: Explanation) -> dict[str, Any]:
     """Everything as plain data, for JSON."""
     found: dict[str, Any] = {"id_scheme": ID_SCHEME, "verdict": explanation.verdict, "found": explanation.found}
@@ -171,7 +223,7 @@ def _something(explanation: Explanation) -> dict[str, Any]:
         "error_class": page.error_class,
         "template": template_text(match.template if match else page.template),
         "captured": {} if match is None else {name: _plain(value) for name, value in match.values.items()},
-        "site": None if site is None else _place(page, site) | {"permalink": catalogue.permalink(site)},
+        "site": None if site is None else _place(page, site) | {"permalink": None if is_gone(explanation) else catalogue.permalink(site)},
         "condition": None if site is None else _condition(explanation, site),
         "fixes": [_fix(fix, flags) for fix in explanation.fixes],
         "command": None
@@ -181,6 +233,8 @@ def _something(explanation: Explanation) -> dict[str, Any]:
         "carries": None if explanation.carried is None else explanation.carried.name,
         "own": _own(explanation.own),
         "difference": word_difference(explanation),
+        "history": history_lines(explanation),
+        "situations": _situation_documents(explanation),
         "others": [_place(other.page, other.site) for other in explanation.others],
         "related": [
             {"id": other.id, "template": template_text(other.template), "why": why}

@@ -17,7 +17,7 @@ Forms = list[Template]
 MOST_FORMS = 12
 """A message with more forms than that has the part with the most of them as a placeholder."""
 
-_WORDS = re.compile(r"[^\W\d_]{2,}")
+_WORDS = re.compile(r"(?<!\S)\S*?[^\W\d_]{2,}\S*")
 _FEWEST_WORDS = 3
 _FLOAT_SPEC = re.compile(r"(?:.?[<>=^])?[-+ ]?z?#?0?\d*[,_]?(?:\.(?:\d+|\{\}))?[feEgG%]")
 _INT_SPEC = re.compile(r"[-+ #0<>=^]?\d*[,_]?[bcdoxXn]?\Z")
