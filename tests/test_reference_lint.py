@@ -75,7 +75,7 @@ FINE = [
     'raise ValueError("size %s is too large" % size)',
     'raise ValueError("size {} is too large".format(size))',
     'raise ValueError("100 % of the size")',
-    'raise ValueError("the template must contain \'{size}\' once")',
+    "raise ValueError(\"the template must contain '{size}' once\")",
     'raise ValueError("give a format like %s for the size")',
     'raise ValueError("a dict like {size: 3} is expected")',
     'raise ValueError("an empty set {} is no size")',
@@ -247,6 +247,8 @@ def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path, capsys: pyt
     source = package(tmp_path, "x = 1\n")
     (tmp_path / "out").mkdir()
     assert run("export", "mill", "--source", source, "--sarif", tmp_path / "out") == 1
-    assert capsys.readouterr().err.startswith(f"error: Writing the findings to '{tmp_path}/out' failed: Is a directory.")
+    assert capsys.readouterr().err.startswith(
+        f"error: Writing the findings to '{tmp_path}/out' failed: Is a directory."
+    )
     assert run("lint", "mill", "--source", source, "--sarif", tmp_path / "no" / "x.sarif") == 1
     assert not list(tmp_path.glob(".*"))

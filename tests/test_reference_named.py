@@ -115,4 +115,7 @@ def test_lists_are_taken_apart_and_sentences_are_kept_once() -> None:
 
 
 def test_a_version_does_not_end_a_sentence() -> None:
-    assert sentences("This happens since 0.32.0 for it. It is so.") == ["This happens since 0.32.0 for it.", "It is so."]
+    assert sentences("This happens since 0.32.0 for it. It is so.") == [
+        "This happens since 0.32.0 for it.",
+        "It is so.",
+    ]

@@ -20,7 +20,9 @@ from headrace.reference.records import Page
 KEPT = '    if grain < 0:\n        raise ValueError(f"grain is negative: {grain}")\n'
 STONE_0 = '    if stone > 8:\n        raise ValueError(f"stone {stone} is too heavy for this wheel")\n'
 STONE_1 = '    if stone > 8:\n        raise ValueError(f"stone {stone} is much too heavy for this old wheel")\n'
-STONE_2 = '    if stone > 8:\n        raise ValueError(f"the stone ({stone}) is much too heavy for this old wheel, of 8")\n'
+STONE_2 = (
+    '    if stone > 8:\n        raise ValueError(f"the stone ({stone}) is much too heavy for this old wheel, of 8")\n'
+)
 GONE = '    if grain == 7:\n        raise KeyError("seven grains are not ground here")\n'
 NEW = '    if grain > 99:\n        raise OverflowError("the channel of the mill is full")\n'
 TEXTS = {"1.9": KEPT + STONE_0 + GONE, "1.10": KEPT + STONE_1, "2.0": KEPT + STONE_2 + NEW}
@@ -31,7 +33,9 @@ def wheel(folder: Path, version: str, body: str | None = None) -> Path:
     file = folder / f"mill-{version}-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("mill/__init__.py", f"def grind(grain, stone):\n{body or TEXTS[version]}")
-        archive.writestr(f"mill-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: mill\nVersion: {version}\n")
+        archive.writestr(
+            f"mill-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: mill\nVersion: {version}\n"
+        )
         archive.writestr(f"mill-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
     return file
 
@@ -59,8 +63,12 @@ def page_with(catalogue: Catalogue, words: str) -> Page:
 def test_what_came_went_and_was_reworded(wheels: dict[str, Path]) -> None:
     with Catalogue.open(build_versions(sources(wheels, "1.9", "1.10", "2.0"))) as catalogue:
         assert [version for version, _ in catalogue.versions_read()] == ["1.9", "1.10", "2.0"]
-        kept, gone, new = (page_with(catalogue, words) for words in ("grain is negative", "seven grains", "the channel"))
-        first, second, third = (page_with(catalogue, words) for words in ("stone {} is too", "stone {} is much", "the stone"))
+        kept, gone, new = (
+            page_with(catalogue, words) for words in ("grain is negative", "seven grains", "the channel")
+        )
+        first, second, third = (
+            page_with(catalogue, words) for words in ("stone {} is too", "stone {} is much", "the stone")
+        )
         histories = {page.id: catalogue.versions(page.id) for page in (kept, gone, new, first, second, third)}
         told = {key: (each.introduced, each.removed, each.successor) for key, each in histories.items() if each}
         assert told == {
@@ -143,7 +151,9 @@ def test_an_old_id_answers_with_what_it_became(
     explained: tuple[Catalogue, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     catalogue, _ = explained
-    first, second, third = (page_with(catalogue, words) for words in ("stone {} is too", "stone {} is much", "the stone"))
+    first, second, third = (
+        page_with(catalogue, words) for words in ("stone {} is too", "stone {} is much", "the stone")
+    )
     said = explain(capsys, first.id)
     assert f"ValueError of mill 2.0 {third.id}" in said
     assert f"{first.id} was this error's id: it was reworded" in said

@@ -676,8 +676,8 @@ class VersionUnavailable(ConfigError):
     reason: str
     template = "There is no wheel of {package} {version}: {reason}."
     remedy = (
-        "Try `pip download --no-deps --only-binary :all: {package}=={version}`, or give the files: --wheel FILE for each "
-        "version. If {package} is not what is installed by pip, say --distribution NAME."
+        "Try `pip download --no-deps --only-binary :all: {package}=={version}`, or give the files: --wheel FILE for "
+        "each version. If pip knows {package} by another name, say --distribution NAME."
     )
     example = {"package": "vllm", "version": "0.31.9", "reason": "No matching distribution found for vllm==0.31.9"}
 

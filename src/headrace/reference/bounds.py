@@ -65,7 +65,9 @@ def _last(node: ast.expr) -> str | None:
 def _said(name: str, text: str) -> tuple[str, int] | None:
     """The only bound that a text states about a name, right behind it."""
     found: list[tuple[str, int]] = []
-    subject = rf"(?<![\w.]){re.escape(name)}[`'\"]?\s+(?:must|should|has to|needs to) be\s+(?:an? (?:integer|int|number) )?"
+    subject = (
+        rf"(?<![\w.]){re.escape(name)}[`'\"]?\s+(?:must|should|has to|needs to) be\s+(?:an? (?:integer|int|number) )?"
+    )
     rest = text
     for operator, phrase in _PHRASES:
         for match in re.finditer(rf"{subject}(?:{phrase}){_NUMBER}", rest, re.IGNORECASE):

@@ -48,7 +48,9 @@ def build(source: PackageSource, *, path: Path | None = None, on_progress: Progr
         current = pages_of(source.name, finished(errors))
         newer = old is not None and version_key(source.version) >= version_key(old.version)
         before = list(old.rows()) if old is not None and newer else []
-        earlier = [each for each in (old.versions_read() if old is not None and newer else []) if each[0] != source.version]
+        earlier = [
+            each for each in (old.versions_read() if old is not None and newer else []) if each[0] != source.version
+        ]
         rows = with_history(before, current, source.version)
         facts = {
             "package": source.name,

@@ -138,7 +138,11 @@ def word_difference(explanation: Explanation) -> list[tuple[str, str]]:
 def situation_lines(explanation: Explanation) -> list[str]:
     """What a model wrote about when it happens, marked as such."""
     found = _situations(explanation)
-    return [f"{sentence} (written by {found.model}, from the source alone)" for sentence in found.sentences] if found else []
+    return (
+        [f"{sentence} (written by {found.model}, from the source alone)" for sentence in found.sentences]
+        if found
+        else []
+    )
 
 
 def _situations(explanation: Explanation) -> Prose | None:
@@ -223,7 +227,9 @@ def _something(explanation: Explanation) -> dict[str, Any]:
         "error_class": page.error_class,
         "template": template_text(match.template if match else page.template),
         "captured": {} if match is None else {name: _plain(value) for name, value in match.values.items()},
-        "site": None if site is None else _place(page, site) | {"permalink": None if is_gone(explanation) else catalogue.permalink(site)},
+        "site": None
+        if site is None
+        else _place(page, site) | {"permalink": None if is_gone(explanation) else catalogue.permalink(site)},
         "condition": None if site is None else _condition(explanation, site),
         "fixes": [_fix(fix, flags) for fix in explanation.fixes],
         "command": None

@@ -139,8 +139,9 @@ class _Gatherer:
                 for target, value in zip(targets.elts, values.elts, strict=False):
                     if _is(target, name):
                         yield from self.items(value, statement, depth + 1)
-            case ast.Assign(targets=[target], value=ast.expr() as value) | ast.AnnAssign(
-                target=target, value=ast.expr() as value
+            case (
+                ast.Assign(targets=[target], value=ast.expr() as value)
+                | ast.AnnAssign(target=target, value=ast.expr() as value)
             ):
                 if _is(target, name):
                     yield from self.items(value, statement, depth + 1)

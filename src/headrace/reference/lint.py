@@ -1,4 +1,4 @@
-"""Faults in the messages of a package: what is printed otherwise than it was meant. Knows no database and prints nothing.
+"""Faults in the messages of a package: what is printed otherwise than it was meant. Prints nothing itself.
 
 Precision first: a rule that cannot be sure says nothing. What a class of the package's own does with its arguments is
 not guessed, so most rules look only at classes that are Python's own, or that add nothing to one of those.

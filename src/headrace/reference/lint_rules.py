@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headrace.reference import bounds, literals
-from headrace.reference.flow import FUNCTIONS, LOOPS, TRIES, Module, Scope, assigned_names, own_statements, parameters
+from headrace.reference.flow import (
+    FUNCTIONS,
+    LOOPS,
+    TRIES,
+    WITHS,
+    Module,
+    Scope,
+    assigned_names,
+    own_statements,
+    parameters,
+)
 
 if TYPE_CHECKING:
     from headrace.reference.spoken import Message, Spoken
@@ -19,7 +29,9 @@ Fault = tuple[int, str, str]
 _WORDS = re.compile(r"[A-Za-z]{2,}\W*\s+\W*[A-Za-z]|[A-Za-z]{2,}[.:,]? ?$")
 _CONVERSION = re.compile(r"(?<![%\w])%(?:\(\w+\))?[sdrifx](?![\w%])")
 _EMPTY_BRACES = re.compile(r"(?<![\{\w'\"`(\[=])\{\d?(?:![rsa])?(?::[^{}\s]*)?\}(?![\}\w'\"`])")
-_SPEAKS_OF_FORMATS = re.compile(r"format|template|placeholder|pattern|f-string|brace|substitut|interpol|%%|\bdict|\bset\b|json|object|empty")
+_SPEAKS_OF_FORMATS = re.compile(
+    r"format|template|placeholder|pattern|f-string|brace|substitut|interpol|%%|\bdict|\bset\b|json|object|empty"
+)
 _GENERAL = frozenset(["Exception", "ImportError", "NotImplementedError", "RuntimeError", "TypeError", "ValueError"])
 """Classes that say nothing by themselves. A KeyError with its key, say, is understood."""
 
@@ -130,7 +142,11 @@ def _unfilled(spoken: Spoken, names: set[str], *, plain: bool) -> Iterator[Fault
     text = literal_text(node)
     about_formats = bool(_SPEAKS_OF_FORMATS.search(text.lower()))
     for found in literals.BRACED.finditer(text):
-        if _root(found[0]) in names and ": " not in found[0] and not (about_formats and _is_quoted(text, found.start(), found.end())):
+        if (
+            _root(found[0]) in names
+            and ": " not in found[0]
+            and not (about_formats and _is_quoted(text, found.start(), found.end()))
+        ):
             yield node.lineno, "missing-f", f"{found[0]} is printed as it stands"
             break
     if not plain or about_formats:
@@ -184,8 +200,6 @@ def _seam(left: literals.Literal, right: literals.Literal) -> str | None:
         return "missing-space" if sure and not _makes_one_word(before, after) else None
     if re.search(r"[a-z)\]'\"`}]\.$", before) and re.match(r"[A-Z][a-z]*[\s,']", after):
         return "missing-space"
-    if re.search(r"[a-z)\]'\"`}]\.$", before) and re.match(r"[A-Z][a-z]+ ", after):
-        return "missing-space"
     if re.search(r"[A-Za-z)\]'\"`}][,;]$", before) and _BEGINS_WORD.match(after):
         return "missing-space" if " " in before else None
     return None
@@ -197,13 +211,13 @@ def _makes_one_word(before: str, after: str) -> bool:
     right = re.match(r"[A-Za-z]+", after)
     assert left is not None
     assert right is not None
-    return (left[0] + right[0]).lower() in _ONE_WORD
+    return (left[0] + right[0]).lower() in _ONE_WORD.split()
 
 
-_ONE_WORD = frozenset(
+_ONE_WORD = (
     "cannot into onto within without whereas therefore however whenever wherever whatever upon another anyone anything "
     "setup inside outside instead already also alone itself themselves myself yourself nobody somebody somewhere "
-    "otherwise before below beside because become".split()
+    "otherwise before below beside because become"
 )
 
 
@@ -303,21 +317,28 @@ def _is_caught_near(message: Message, module: Module) -> bool:
     for _, around in module.ancestors(statement):
         if isinstance(around.parent, TRIES) and around.field == "body":
             return True
-        if isinstance(around.parent, ast.With | ast.AsyncWith):
-            if any("suppress" in ast.unparse(item.context_expr) for item in around.parent.items):
-                return True
+        if isinstance(around.parent, WITHS) and any(
+            "suppress" in ast.unparse(item.context_expr) for item in around.parent.items
+        ):
+            return True
     name = getattr(place.scope, "name", None)
-    if name is None:
-        return False
-    for other in module.places:
-        if isinstance(other, TRIES):
-            caught = " ".join(ast.unparse(part.type) if part.type else "Exception" for part in other.handlers)
-            if message.error_class in caught or re.search(r"\bException\b", caught):
-                for inner in other.body:
-                    for node in ast.walk(inner):
-                        if isinstance(node, ast.Name | ast.Attribute):
-                            if (node.id if isinstance(node, ast.Name) else node.attr) == name:
-                                return True
+    attempts = (other for other in module.places if isinstance(other, TRIES))
+    return name is not None and any(
+        _catches(attempt, message.error_class) and _mentions(attempt.body, name) for attempt in attempts
+    )
+
+
+def _catches(attempt: ast.Try | ast.TryStar, error_class: str) -> bool:
+    caught = " ".join(ast.unparse(part.type) if part.type else "Exception" for part in attempt.handlers)
+    return re.search(rf"\b(?:{error_class}|Exception)\b", caught) is not None
+
+
+def _mentions(block: list[ast.stmt], name: str) -> bool:
+    for statement in block:
+        for node in ast.walk(statement):
+            match node:
+                case ast.Name(id=called) | ast.Attribute(attr=called) if called == name:
+                    return True
     return False
 
 

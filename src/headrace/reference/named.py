@@ -23,31 +23,45 @@ _QUOTED = re.compile(r"`+([^`]+)`+|\"([^\"]+)\"|(?<![A-Za-z0-9])'([^']+)'(?![A-Z
 _PLAIN = re.compile(r"[a-z]+(?:-[a-z]+)?")
 _EDGES = ".,;:!?()[]{}\"'`"
 
-_FIRST_WORDS = frozenset(
+_FIRST_WORDS = (
     "a after all although an another any as at because before both by common commonly during each either errors even "
     "every for from here if in instead it its like many most no not often on one only other otherwise passing setting "
     "since so some sometimes such that the their then there these they this those though to trying typically under "
     "unless until users using usually when whenever where whether while with without you your calling giving leaving "
-    "loading running starting configuring asking mixing combining requesting choosing forgetting".split()
+    "loading running starting configuring asking mixing combining requesting choosing forgetting"
 )
 """What may stand with a capital at the beginning: any other word there could be a name."""
-_NUMBERS = {
-    word: str(number)
-    for number, word in enumerate(
-        "zero . two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
-    )
-} | {
-    **{"seventeen": "17", "eighteen": "18", "nineteen": "19", "twenty": "20", "thirty": "30", "forty": "40"},
-    **{"fifty": "50", "sixty": "60", "seventy": "70", "eighty": "80", "ninety": "90", "hundred": "100"},
-    **{"thousand": "1000", "million": "1000000", "billion": "1000000000", "dozen": "12", "half": "0.5"},
-    **{"twice": "2", "thrice": "3", "double": "2", "triple": "3", "percent": "%"},
+_COUNTED = "zero . two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_NUMBERS = {word: str(number) for number, word in enumerate(_COUNTED.split())} | {
+    "seventeen": "17",
+    "eighteen": "18",
+    "nineteen": "19",
+    "twenty": "20",
+    "thirty": "30",
+    "forty": "40",
+    "fifty": "50",
+    "sixty": "60",
+    "seventy": "70",
+    "eighty": "80",
+    "ninety": "90",
+    "hundred": "100",
+    "thousand": "1000",
+    "million": "1000000",
+    "billion": "1000000000",
+    "dozen": "12",
+    "half": "0.5",
+    "twice": "2",
+    "thrice": "3",
+    "double": "2",
+    "triple": "3",
+    "percent": "%",
 }
-_SOFTWARE = frozenset(
+_SOFTWARE = (
     "apt aws azure bash bitsandbytes brew chrome colab conda containerd cuda cudnn curl docker fastapi flask gcc git "
     "github gradle huggingface jax jupyter kubectl kubernetes langchain linux llama llamacpp macos mistral mypy nccl "
     "nginx npm numpy nvidia ollama onnx openai pandas pip pipx podman poetry pydantic pytest python pytorch qwen ray "
     "redis rocm safetensors sglang slurm systemd tensorflow tensorrt torch torchrun transformers triton ubuntu uv "
-    "uvicorn virtualenv vllm windows xformers".split()
+    "uvicorn virtualenv vllm windows xformers"
 )
 """Software that is written in small letters; the list is not complete, and need not be."""
 
@@ -96,9 +110,9 @@ def _tokens(written: str) -> list[str]:
 
 def _could_be_a_name(token: str, *, first: bool) -> bool:
     lower = token.lower()
-    if lower in _NUMBERS or any(part in _SOFTWARE for part in lower.split("-")):
+    if lower in _NUMBERS or any(part in _SOFTWARE.split() for part in lower.split("-")):
         return True
-    if first and token[:1].isupper() and lower in _FIRST_WORDS:
+    if first and token[:1].isupper() and lower in _FIRST_WORDS.split():
         return False
     return _PLAIN.fullmatch(token) is None
 
