@@ -129,8 +129,8 @@ def built(wheels: dict[str, Path], *versions: str) -> None:
 def test_a_build_tells_what_changed(wheels: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     built(wheels, "2.0", "1.9", "1.10")
     assert capsys.readouterr().out.splitlines()[:2] == [
-        "mill 1.10: 0 introduced, 1 removed, 1 reworded",
-        "mill 2.0: 1 introduced, 0 removed, 1 reworded",
+        "mill 1.10: 0 messages introduced, 1 removed, 1 reworded",
+        "mill 2.0: 1 messages introduced, 0 removed, 1 reworded",
     ]
 
 
@@ -192,7 +192,7 @@ def index(wheels: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("index")
 def test_versions_are_fetched_once(cache: Path, wheels: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reference", "build", "mill", "--versions", "1.9, 2.0"]) == 0
-    assert capsys.readouterr().out.startswith("mill 2.0: 1 introduced, 1 removed, 1 reworded\n")
+    assert capsys.readouterr().out.startswith("mill 2.0: 1 messages introduced, 1 removed, 1 reworded\n")
     kept = {version: downloads.wheel("mill", version) for version in ("1.9", "2.0")}
     assert {file.parent for file in kept.values()} == {cache / "headrace" / "wheels"}
     wheels["1.9"].unlink()

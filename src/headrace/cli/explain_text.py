@@ -43,6 +43,7 @@ def _found(explanation: Explanation, width: int) -> Iterator[Text]:
     yield from _difference(explanation, width)
     yield from _section("history", explained.history_lines(explanation), width)
     yield from _why(explanation, width)
+    yield from _section("of", explained.piece_lines(explanation), width)
     yield from _where(explanation)
     yield from _section("fix", explained.fix_lines(explanation), width)
     yield from _command(explanation)

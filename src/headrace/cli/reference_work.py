@@ -75,19 +75,20 @@ def write_prose(path: Path, url: str, *, model: str | None, limit: int, ids: str
 
 
 def _tell_changes(catalogue: Catalogue) -> None:
-    """How many errors each version brought, took away and reworded."""
+    """How many messages each version brought, took away and reworded."""
     came: Counter[str] = Counter()
     went: Counter[str] = Counter()
     reworded: Counter[str] = Counter()
-    new_texts = {row.history.successor for row in catalogue.rows()}
-    for row in catalogue.rows():
-        if row.history.introduced and row.page.id not in new_texts:
+    rows = [row for row in catalogue.rows() if pieces.has_words(row.page.template)]
+    successors = {row.history.successor for row in rows}
+    for row in rows:
+        if row.history.introduced and row.page.id not in successors:
             came[row.history.introduced] += 1
         if row.history.removed:
             (reworded if row.history.successor else went)[row.history.removed] += 1
     for version, _ in catalogue.versions_read()[1:]:
         typer.echo(
-            f"{catalogue.package} {version}: {came[version]} introduced, {went[version]} removed, "
+            f"{catalogue.package} {version}: {came[version]} messages introduced, {went[version]} removed, "
             f"{reworded[version]} reworded"
         )
 

@@ -36,6 +36,8 @@ class Explanation:
     match: Match | None = None
     others: tuple[Match, ...] = ()
     """Sites that could have raised it as well."""
+    pieces: tuple[Match, ...] = ()
+    """What the message was put together from, as far as it is found in it."""
     near: tuple[Match, ...] = ()
     """Nothing was claimed; these read a little like it."""
     owner: Owner | None = None
@@ -75,7 +77,7 @@ _POINTS_ELSEWHERE = re.compile(
     re.IGNORECASE,
 )
 _ORDER: Mapping[Verdict, int] = {"exact": 0, "likely": 1, "several": 1, "closest": 2, "none": 3}
-_CARRIES = re.compile(r"(?:^|[._])(?:e|err|errs?|errors?|exc|exceptions?|cause|result|failure|problems?)(?:\.\w+)?\W*$")
+_CARRIES = re.compile(r"(?:^|[._])(?:e|err|errs?|errors?|exc|exceptions?|cause|result|failure)(?:\.\w+)?\W*$")
 """Values that hold another error's message, by the names that people give them."""
 _MOST_ERRORS = 12
 _DEEPEST_WRAPPER = 3
@@ -96,16 +98,11 @@ def explain(paste: str, catalogues: Sequence[Catalogue], command: str | None = N
     else:
         inside = next((claim.owner for claim in claims if claim.owner and best.carrier), None)
         answer = replace(_explained(best, command), carried=inside)
-    if pointed and pointed not in _pages_of(answer):
+    if pointed and (answer.page is None or answer.page.id != pointed):
         for catalogue in catalogues:
             if page := catalogue.page(pointed):
                 return explain_page(page, catalogue, pointed)
     return answer
-
-
-def _pages_of(answer: Explanation) -> set[str | None]:
-    """The page that an answer names, and those of the errors that carry it."""
-    return {answer.page and answer.page.id, *(wrapper.page_id for wrapper in answer.wrappers)}
 
 
 _POINTER = re.compile(r"^\W*headrace explain (?P<id>[0-9a-f]{16})\W*$", re.MULTILINE)
@@ -248,7 +245,10 @@ def _explained(claim: _Claim, command: str | None) -> Explanation:
     flags = claim.catalogue.flags()
     if command:
         match = _with_command(match, command, flags)
-    fixes = _settable_first(solve.fixes(match.site.condition, match.values), flags)
+    pieces = _pieces(claim.finding)
+    causes = pieces or (match,)  # what a list of pieces is raised for is that there are some
+    found = [fix for cause in causes for fix in solve.fixes(cause.site.condition, cause.values)]
+    fixes = _settable_first(found, flags)
     said = claim.finding.said
     return Explanation(
         claim.finding.verdict,
@@ -258,6 +258,7 @@ def _explained(claim: _Claim, command: str | None) -> Explanation:
         match.site,
         match,
         others=claim.finding.matches[1:],
+        pieces=pieces,
         near=claim.finding.near,
         wrappers=said.wrappers,
         fixes=fixes,
@@ -265,6 +266,15 @@ def _explained(claim: _Claim, command: str | None) -> Explanation:
         snippet=check_before_calling(match.site),
         own=_own(match.page),
     )
+
+
+def _pieces(finding: Finding) -> tuple[Match, ...]:
+    """The pieces of the message that was found, which have sites of their own."""
+    best = finding.best
+    if best is None or best.site.fragment:
+        return ()
+    others = (*finding.matches[1:], *finding.near)
+    return tuple(each for each in others if each.site.fragment and each.site.error_class == best.site.error_class)
 
 
 def _settable_first(fixes: Sequence[solve.Fix], flags: commands.Flags) -> tuple[solve.Fix, ...]:

@@ -49,6 +49,19 @@ def reasons(explanation: Explanation) -> Iterator[tuple[Atom, str]]:
         yield atom, told
 
 
+def piece_lines(explanation: Explanation) -> list[str]:
+    """Each piece of the message with what was tested for it, and what the message's values say to that."""
+    lines = []
+    for match in explanation.pieces:
+        lines.append(pieces.one_line(match.template))
+        told = {True: "consistent with the message", False: "the message does not agree"}
+        for check in match.checks:
+            if not check.atom.early_exit:
+                said = f": {told[check.holds]}" if check.holds is not None else ""
+                lines.append(f"    {check.code}{said}")
+    return lines
+
+
 def incomplete(site: Site) -> str | None:
     """Why the tests shown are not the whole condition; None if they are."""
     if site.condition.complete:
@@ -239,6 +252,9 @@ def _something(explanation: Explanation) -> dict[str, Any]:
         "carries": None if explanation.carried is None else explanation.carried.name,
         "own": _own(explanation.own),
         "difference": word_difference(explanation),
+        "pieces": [
+            _place(each.page, each.site) | {"template": template_text(each.template)} for each in explanation.pieces
+        ],
         "history": history_lines(explanation),
         "situations": _situation_documents(explanation),
         "others": [_place(other.page, other.site) for other in explanation.others],
