@@ -67,6 +67,8 @@ def model() -> Iterator[Model]:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
+            if status == 302:
+                self.send_header("Location", "/v1/models")
             self.end_headers()
             self.wfile.write(data)
 
@@ -177,6 +179,7 @@ def test_a_limit_and_ids(mill: Path, model: Model, capsys: pytest.CaptureFixture
 FAILURES: dict[str, tuple[int, Any, str]] = {
     "an error of the API": (429, {"error": {"message": "Too many requests."}}, "429 Too many requests"),
     "an error without words": (500, b"oops", "500 Internal Server Error"),
+    "another address": (302, {}, "302 Found"),
     "no JSON": (200, b"<html>", "JSONDecodeError"),
     "no object": (200, [1], "its answer is no JSON object"),
     "no message": (200, {"choices": []}, "its answer has no message in it"),

@@ -16,11 +16,22 @@ from headrace.errors import EndpointFailed, InvalidSetting
 _TIMEOUT_S = 120.0
 _LONGEST_ANSWER = 200
 """Tokens."""
+_LARGEST_BYTES = 2**20
 _INSTRUCTIONS = (
     "You are shown one place in the source of a Python package that raises an error. In one to three short sentences "
     "say in which situations a user runs into it. Begin each sentence with 'This happens when'. Use plain words. "
     "Name no identifier, flag, number, file or product that is not in the source. Give no advice and no code."
 )
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """The key is for this address: a redirection is an answer like any other that is no answer."""
+
+    def redirect_request(self, *redirection: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_StayHere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +90,8 @@ class Endpoint:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + route, data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-                answer = json.loads(response.read())
+            with _OPENER.open(request, timeout=_TIMEOUT_S) as response:
+                answer = json.loads(response.read(_LARGEST_BYTES))
         except urllib.error.HTTPError as error:
             raise EndpointFailed(url=self.url, reason=_told(error), written=0) from error
         except urllib.error.URLError as error:
