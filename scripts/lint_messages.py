@@ -32,7 +32,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*+(?:-[a-z0-9]++)*+(?![\w{-])")
 COMMAND = re.compile(r"(?<![\w./'-])headrace ([a-z][a-z-]*+)(?![\w=])")
 # What other programs take is theirs to document: `hf download --local-dir x`, "Run: pip install --upgrade x".
 QUOTED = re.compile(r"`([^`]*)`")
-FOREIGN_COMMAND = re.compile(r"\b(?:pip|python|git|hf) (?:install|-m|clone|download)[^`\n]*")
+FOREIGN_COMMAND = re.compile(r"\b(?:(?:pip|python|git|hf) (?:install|-m|clone|download)|curl )[^`\n]*")
 
 # Python itself asks for these (a module's __getattr__, an abstract method, an iterator's end).
 # AssertionError is what an assert raises: it speaks to us, not to users.

@@ -15,6 +15,7 @@ from pathlib import Path
 from headrace.cache import cache_directory
 from headrace.errors import NotWritable, VersionUnavailable
 
+_DOWNLOAD = "pip download --no-deps --only-binary :all: --no-input --disable-pip-version-check --quiet --dest"
 _VERSION = re.compile(r"[\w.!+-]+")
 
 
@@ -45,8 +46,7 @@ def _kept(folder: Path, distribution: str, version: str) -> Path | None:
 
 
 def _fetch(distribution: str, version: str, place: Path) -> Path:
-    options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--quiet"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(place), f"{distribution}=={version}"]
+    command = [sys.executable, "-m", *_DOWNLOAD.split(), str(place), f"{distribution}=={version}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     found = list(place.glob("*.whl"))
     if done.returncode or not found:

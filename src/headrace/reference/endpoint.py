@@ -13,7 +13,8 @@ from typing import Any
 
 from headrace.errors import EndpointFailed, InvalidSetting
 
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 600.0
+"""A model that streams its weights on a busy machine takes minutes for an answer."""
 _LONGEST_ANSWER = 200
 """Tokens."""
 _LARGEST_BYTES = 2**20

@@ -86,7 +86,7 @@ class Model(BaseHTTPRequestHandler):
         pass
 
 def ask(port):
-    return Endpoint.open(f"http://127.0.0.1:{port}/v1", "a-model").answer("When does it happen?")
+    return Endpoint.open("http://127.0.0.1:%d/v1" % port, "a-model").answer("When does it happen?")
 """,
         before="ask(port=1)  # nobody listens there",
         after="""

@@ -90,7 +90,9 @@ import shutil
 from safetensors.torch import load_file, save_file
 
 shutil.copytree("models/tiny", "models/broken")
-weights = {name: tensor * float("nan") for name, tensor in load_file("models/tiny/model.safetensors").items()}
+weights = load_file("models/tiny/model.safetensors")
+for tensor in weights.values():
+    tensor.fill_(float("nan"))
 save_file(weights, "models/broken/model.safetensors", {"format": "pt"})
 """,
         before="headrace serve models/broken\n" + _ASK + """'{"model": "broken", "prompt": "Hi", "max_tokens": 2}'""",

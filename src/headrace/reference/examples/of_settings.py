@@ -158,11 +158,11 @@ from pathlib import Path
 
 for version in ("1.0", "1.1"):
     Path("wheels").mkdir(exist_ok=True)
-    with zipfile.ZipFile(f"wheels/mill-{version}-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile("wheels/mill-%s-py3-none-any.whl" % version, "w") as wheel:
         wheel.writestr("mill/__init__.py", 'def grind(grain):\\n    assert grain, "no grain"\\n')
-        metadata = f"Metadata-Version: 2.1\\nName: mill\\nVersion: {version}\\n"
-        wheel.writestr(f"mill-{version}.dist-info/METADATA", metadata)
-        wheel.writestr(f"mill-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\\n")
+        metadata = "Metadata-Version: 2.1\\nName: mill\\nVersion: %s\\n" % version
+        wheel.writestr("mill-%s.dist-info/METADATA" % version, metadata)
+        wheel.writestr("mill-%s.dist-info/WHEEL" % version, "Wheel-Version: 1.0\\n")
 os.environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": os.path.abspath("wheels")}
 """,
         before="headrace reference build mill --versions 1.0,1.2",
