@@ -52,8 +52,9 @@ class PlainClasses:
         known = self._found.get(name)
         if known is None:
             kind = getattr(builtins, name, None)
-            is_error = isinstance(kind, type) and issubclass(kind, BaseException)
-            return is_error and not issubclass(kind, _PRINTS_OTHERWISE)
+            if not isinstance(kind, type) or not issubclass(kind, BaseException):
+                return False
+            return not issubclass(kind, _PRINTS_OTHERWISE)
         return all(
             one.adds_nothing and one.bases and all(self._prints(base, above | {name}) for base in one.bases)
             for one in known

@@ -141,21 +141,19 @@ def _unfilled(spoken: Spoken, names: set[str], *, plain: bool) -> Iterator[Fault
         return
     text = literal_text(node)
     about_formats = bool(_SPEAKS_OF_FORMATS.search(text.lower()))
-    for found in literals.BRACED.finditer(text):
-        if (
-            _root(found[0]) in names
-            and ": " not in found[0]
-            and not (about_formats and _is_quoted(text, found.start(), found.end()))
-        ):
-            yield node.lineno, "missing-f", f"{found[0]} is printed as it stands"
+    for named in literals.BRACED.finditer(text):
+        quoted = about_formats and _is_quoted(text, named.start(), named.end())
+        if _root(named[0]) in names and ": " not in named[0] and not quoted:
+            yield node.lineno, "missing-f", f"{named[0]} is printed as it stands"
             break
     if not plain or about_formats:
         return
-    if found := _CONVERSION.search(text):
-        if not _is_quoted(text, found.start(), found.end()):
-            yield node.lineno, "unfilled-percent", f"{found[0]} is printed as it stands"
-    elif found := _EMPTY_BRACES.search(text):
-        yield node.lineno, "unfilled-braces", f"{found[0]} is printed as it stands"
+    conversion, empty = _CONVERSION.search(text), _EMPTY_BRACES.search(text)
+    if conversion is not None:
+        if not _is_quoted(text, conversion.start(), conversion.end()):
+            yield node.lineno, "unfilled-percent", f"{conversion[0]} is printed as it stands"
+    elif empty is not None:
+        yield node.lineno, "unfilled-braces", f"{empty[0]} is printed as it stands"
 
 
 # Words that never end, or begin, what has no space around it: they speak for a sentence.

@@ -16,7 +16,7 @@ from pathlib import Path
 Path("body.json").write_text(json.dumps({"model": "tiny", "prompt": "Hi", "max_tokens": 2}))
 Path("long.json").write_text(json.dumps({"model": "tiny", "prompt": "Hi " * 2000, "max_tokens": 2}))
 Path("headers.txt").write_text("Content-Type: application/json\\n")
-Path("long.txt").write_text("Content-Type: application/json\\nX-Note: " + "much " * 4000 + "\\n")
+Path("long.txt").write_text("Content-Type: application/json\\nX-Note: " + "much " * 4000 + "more\\n")
 """
 
 
