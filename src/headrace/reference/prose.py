@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,8 @@ Progress = Callable[[str, int, int], None]
 _LONGEST_SPAN = 60
 """Lines of source above an error that a model is shown; fewer if its function begins later."""
 _BELOW = 2
-_KEPT_AFTER = 10
-"""So many pages are written before the database is replaced."""
+_KEPT_AFTER_S = 20.0
+"""What was written for so long is put into the database, which is replaced as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def write(
     with Catalogue.open(path) as catalogue:
         todo = list(_todo(catalogue, writer.model, ids, limit))
     done = Written()
+    kept_s = time.monotonic()
     pending: list[Prose] = []
     label = f"asking {writer.model}"
     try:
@@ -133,9 +135,9 @@ def write(
             done.pages += 1
             done.sentences += len(kept)
             done.dropped += len(named.sentences(answer)) - len(kept)
-            if len(pending) >= _KEPT_AFTER:
+            if time.monotonic() - kept_s > _KEPT_AFTER_S:
                 add_prose(path, pending)
-                pending = []
+                pending, kept_s = [], time.monotonic()
             if on_progress is not None:
                 on_progress(label, done.pages, len(todo))
     finally:
