@@ -122,6 +122,12 @@ def test_sentences_of_the_source_are_kept_and_marked(
     assert json.loads(capsys.readouterr().out)["situations"] == [{"text": GOOD, "basis": "model", "model": "writer-1"}]
 
 
+def test_what_tells_no_situation_is_dropped(mill: Path, model: Model) -> None:
+    model.answer = lambda number: (200, model.said(f"The code grinds some grain. It is heavier. {GOOD}"))
+    assert build(mill, model.url) == 0
+    assert set(written().values()) == {(GOOD,)}
+
+
 def test_the_model_is_given_the_source_and_nothing_else(mill: Path, model: Model) -> None:
     assert build(mill, model.url, "--prose-model", "other") == 0
     first = model.asked[0]

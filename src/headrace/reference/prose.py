@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,14 @@ _LONGEST_SPAN = 60
 _BELOW = 2
 _KEPT_AFTER_S = 20.0
 """What was written for so long is put into the database, which is replaced as a whole."""
+
+
+_SITUATION = re.compile(
+    r"^(?:(?:Common|Most|Usual|Typical)\w* )?(?:This|It|The error|Users?|You)\b.{0,40}\b"
+    r"(?:happens?|occurs?|arises?|appears?|raised|triggered|seen?|runs? into|meets?)\b.{0,40}\b"
+    r"(?:when|whenever|if|because|after|before|while|unless|where)\b|^(?:When|Whenever|If|After|While)\b"
+)
+"""What says in which situation something happens; a model says other things too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,7 @@ def write(
                 answer = writer.answer(given.text())
             except EndpointFailed as error:
                 raise EndpointFailed(url=error.url, reason=error.reason, written=done.pages) from error
-            kept = named.kept(answer, given.text())
+            kept = [each for each in named.kept(answer, given.text()) if _SITUATION.search(each)]
             pending.append(Prose(page_id, given.fingerprint, writer.model, tuple(kept)))
             done.pages += 1
             done.sentences += len(kept)
