@@ -1,10 +1,11 @@
 """Are plans right? Each cell is planned without torch, then run in a process of its own, and the two are compared.
 
-    python benchmarks/planner.py [DIRECTORY] [--cells 14] [--rounds 1] [--tokens 12]
+    python benchmarks/planner.py [DIRECTORY] [--cells 14] [--rounds 3] [--tokens 12]
 
 Checkpoints with random weights of up to 1.4 GiB are made in DIRECTORY (default: a directory in /var/tmp, removed at the
-end). Prints a Markdown table, and last of all one JSON document. What is planned is what `headrace plan` says with the
-rates that `headrace machine` measured at the start; the plan that `headrace run` makes is in the document too.
+end). Prints a Markdown table of medians over the rounds, and last of all one JSON document. What is planned is what
+`headrace plan` says with the rates that `headrace machine` measured just before: machines that others share are not the
+same for long. The plan that `headrace run` makes is in the document too.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import itertools
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -181,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", nargs="?", type=Path)
     parser.add_argument("--cells", type=int, default=len(CELLS))
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--worker", nargs=6)
     arguments = parser.parse_args()
@@ -189,34 +192,43 @@ def main() -> None:
         print(json.dumps(worker(directory, *map(int, numbers))))
         return
     root = arguments.directory or Path(tempfile.mkdtemp(dir="/var/tmp", prefix="headrace-planner-"))
-    print(
-        "| shape | share | context | batch | backend | planned MiB | peak MiB | off | planned ms | ms/token | off ",
-        end="",
-    )
-    print("| planned first s | first s |\n" + "|---" * 13 + "|", flush=True)
     results = []
-    machine = root / "machine.json"
-    headrace = [sys.executable, "-m", "headrace", "machine", "--output", str(machine)]
-    subprocess.run(headrace, check=True, capture_output=True)
     try:
-        for shape in SHAPES:
-            cells = [cell for cell in CELLS[: arguments.cells] if cell[0] == shape]
-            if not cells:
-                continue
-            directory = root / shape
-            if not directory.exists():
-                subprocess.run(
-                    [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
-                     f"import planner; planner.write(planner.Path({str(directory)!r}), {shape!r})"],
-                    check=True, capture_output=True,
-                )  # fmt: skip
-            for cell in cells:
-                results.append(measure(cell, directory, machine, arguments.tokens))
-                print(row(results[-1]), flush=True)
+        for number in range(arguments.rounds):
+            for shape in SHAPES:
+                cells = [cell for cell in CELLS[: arguments.cells] if cell[0] == shape]
+                if cells:
+                    results += measure_shape(shape, root / shape, cells, arguments.tokens)
+            print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
     finally:
         if arguments.directory is None:
             shutil.rmtree(root)
+    print(
+        "| shape | share | context | batch | backend | planned MiB | peak MiB | off | planned ms | ms/token | off "
+        "| planned first s | first s |\n" + "|---" * 13 + "|"
+    )
+    for cell in CELLS[: arguments.cells]:
+        print(row(median([found for found in results if found["cell"] == cell])))
     print(json.dumps(results))
+
+
+def measure_shape(shape: str, directory: Path, cells: list[tuple], tokens: int) -> list[dict]:
+    if not directory.exists():
+        subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
+             f"import planner; planner.write(planner.Path({str(directory)!r}), {shape!r})"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+    machine = directory / "machine.json"
+    headrace = [sys.executable, "-m", "headrace", "machine", "--output", str(machine)]
+    subprocess.run(headrace, check=True, capture_output=True)
+    return [measure(cell, directory, machine, tokens) for cell in cells]
+
+
+def median(rounds: list[dict]) -> dict:
+    """Of every figure on its own."""
+    numbers = {name: value for name, value in rounds[0].items() if isinstance(value, (int, float))}
+    return rounds[0] | {name: statistics.median(found[name] for found in rounds) for name in numbers}
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import uvicorn
 
 from headrace.server.access import Serving
 from headrace.server.app import build
+from headrace.server.listening import configuration
 from headrace.server.options import ServeOptions
-from headrace.server.process import configuration
 from headrace.server.service import Service
 from headrace.server.telemetry import ServiceCollector
 

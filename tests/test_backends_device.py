@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from fakes import ScriptedReader, broken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_stacks import in_threads
 from torch import nn
 
 import headrace
-from headrace import OffloadConfig
-from headrace.errors import CannotCapture
+from headrace import OffloadConfig, backing
+from headrace.errors import CannotCapture, ReadError
 from headrace.testing import SimulatedAccelerator
 
 WIDTH = 16
@@ -78,11 +81,36 @@ def groups(size: int = 1, number: int = 1, step: int = 1) -> OffloadConfig:
     )
 
 
+class DriverFailed(Exception):
+    """What a driver says when a copy cannot be launched."""
+
+
+class BreakingAccelerator(SimulatedAccelerator):
+    """Refuses one copy: the one after so many others."""
+
+    copies_until_failure: int | None = None
+
+    def copy(self, *args: Any, **kwargs: Any) -> None:
+        if self.copies_until_failure is not None:
+            self.copies_until_failure -= 1
+            if self.copies_until_failure < 0:
+                self.copies_until_failure = None
+                raise DriverFailed
+        super().copy(*args, **kwargs)
+
+
 @dataclass
 class Offloaded:
     module: Any
     resident: Any
     handle: headrace.Handle
+
+    @property
+    def reader(self) -> ScriptedReader | None:
+        """What reads the blocks that host memory does not hold."""
+        reader = self.handle._backing.reader
+        assert reader is None or isinstance(reader, ScriptedReader)
+        return reader
 
     def check(self, rows: int = 1, order: list[int] | None = None) -> None:
         streamed = self.module(hidden(rows), order)
@@ -96,7 +124,9 @@ def offloaded(
     """A stack on the device; at the end it has its weights again, and the device nothing left over."""
     resident = Stack(count, seed).eval()
     module = copy.deepcopy(resident)
-    handle = headrace.offload(module, config, device=device, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backing, "DiskReader", ScriptedReader)
+        handle = headrace.offload(module, config, device=device, **options)
     assert handle.report().offloaded_bytes > 0
     yield Offloaded(module, resident, handle)
     handle.close()
@@ -186,6 +216,31 @@ def test_blocks_nested_deeper_than_there_are_slots(seed: int, host_bytes: int | 
         assert all(torch.equal(*pair) for pair in zip(made.module.results, made.resident.results, strict=True))
         for index in (0, 3):
             made.module.layers[index].inside = lambda: None
+    device.check()
+
+
+@pytest.mark.parametrize("host_bytes", [None, 1])
+def test_a_slot_beside_the_ring_is_given_back_if_its_block_does_not_come(host_bytes: int | None) -> None:
+    device = BreakingAccelerator()
+    with device, torch.inference_mode(), offloaded(device, 5, groups(), host_memory=host_bytes) as made:
+        made.check()
+        before = device.allocated_bytes
+
+        def call() -> None:
+            with _failing_to_copy(device, 0), _failing_to_read(made, 0):
+                made.module.layers[0](hidden())
+
+        def nest() -> None:
+            made.module.layers[2].inside = call
+            made.module.layers[2](hidden())
+
+        made.module.layers[4].inside = nest
+        with pytest.raises((DriverFailed, ReadError)):
+            made.module(hidden())
+        made.module.layers[4].inside = made.module.layers[2].inside = lambda: None
+        assert made.handle.report().counters.overflow_slots == 1
+        assert device.allocated_bytes == before
+        made.check()
     device.check()
 
 
@@ -354,6 +409,8 @@ STEPS = st.one_of(
     st.just(("pass", 3)),
     st.tuples(st.just("order"), st.lists(st.integers(0, 11), min_size=1, max_size=8)),
     st.tuples(st.just("fail"), st.integers(0, 11)),
+    st.tuples(st.just("fail to copy"), st.integers(0, 11)),
+    st.tuples(st.just("fail to read"), st.integers(0, 5)),
 )
 
 
@@ -383,7 +440,7 @@ def test_every_ring_order_and_failure(
 ) -> None:
     group = min(group, count)
     config = groups(group, min(number, group), step)
-    device = SimulatedAccelerator(seed, policy=policy)
+    device = BreakingAccelerator(seed, policy=policy)
     options: dict[str, Any] = {"host_memory": host_bytes, "pin_memory": page_locked, "seed": seed % 7}
     with device, torch.inference_mode(), offloaded(device, count, config, **options) as made:
         for kind, value in steps:
@@ -391,13 +448,39 @@ def test_every_ring_order_and_failure(
                 made.check(value)
             elif kind == "order":
                 made.check(order=[index % count for index in value])
-            else:
+            elif kind == "fail":
                 made.module.layers[value % count].fails = True
                 with pytest.raises(ValueError, match="from inside"):
                     made.module(hidden())
+                made.check()
+            else:
+                failing = _failing_to_copy(device, value) if kind == "fail to copy" else _failing_to_read(made, value)
+                with failing:
+                    for _ in range(2):  # what was brought ahead for the next pass is missed in the next pass
+                        with contextlib.suppress(DriverFailed, ReadError):
+                            made.check()
                 made.check()
         statistics = made.handle.statistics()
         offloaded_blocks = len(made.handle.plan.streamed)
         assert statistics.copied_bytes > 0 or not statistics.blocks_run
         assert made.handle.report().ring_bytes == min(step + 1, offloaded_blocks) * made.handle.plan.slot_bytes
     device.check()
+
+
+@contextlib.contextmanager
+def _failing_to_copy(device: BreakingAccelerator, after: int) -> Iterator[None]:
+    device.copies_until_failure = after
+    yield
+    device.copies_until_failure = None
+
+
+@contextlib.contextmanager
+def _failing_to_read(made: Offloaded, after: int) -> Iterator[None]:
+    if made.reader is None:
+        yield
+        return
+    reads = itertools.count()
+    fail = broken(errno.EIO)
+    made.reader.script = lambda offset: fail(offset) if next(reads) >= after else None
+    yield
+    made.reader.script = lambda offset: None

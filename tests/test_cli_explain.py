@@ -14,6 +14,7 @@ import pytest
 from test_reference_explain import MILL, STONE
 
 from headrace.cli import explain as command
+from headrace.cli import references
 from headrace.cli.app import main
 from headrace.errors import PathNotFound
 
@@ -115,9 +116,9 @@ def test_our_own_reference_is_looked_at_once(explain: Explain, tmp_path: Path) -
     explain(PathNotFound.error_id())
     database = tmp_path / "cache" / "headrace" / "reference" / "headrace.sqlite"
     os.utime(database, (0, 0))
-    assert not command._up_to_date(database)
+    assert not references.up_to_date(database)
     explain(PathNotFound.error_id())
-    assert command._up_to_date(database), "nothing had changed, and the next one has to know"
+    assert references.up_to_date(database), "nothing had changed, and the next one has to know"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pickle
 
 import pytest
@@ -11,7 +12,7 @@ from fakes import MIB, head, layers, machine, model, table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core import Bound, MemoryPlan, Segment, StoredTensor, align_up
+from headrace.core import Bound, MemoryPlan, Products, Segment, StoredTensor, align_up
 
 
 @given(st.integers(0, 2**62), st.integers(0, 20).map(lambda power: 2**power))
@@ -72,3 +73,26 @@ def test_nouns_are_frozen_and_can_be_sent() -> None:
         assert pickle.loads(pickle.dumps(noun)) == noun
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(noun, dataclasses.fields(noun)[0].name, None)
+
+
+def test_products_take_as_long_as_was_measured_and_in_proportion_between() -> None:
+    products = Products(((1, 100.0), (3, 50.0), (11, 10.0)))
+    assert [products.seconds(1000, rows) for rows in (1, 2, 3, 7, 11, 22)] == pytest.approx([10, 15, 20, 60, 100, 200])
+
+
+@given(
+    st.lists(st.floats(1e6, 1e12), min_size=1, max_size=5),
+    st.integers(1, 5000),
+    st.integers(1, 5000),
+    st.floats(1, 1e12),
+)
+def test_more_bytes_take_longer_and_time_lies_between_what_was_measured(
+    rates: list[float], rows: int, more: int, nbytes: float
+) -> None:
+    products = Products(tuple((4**index, rate) for index, rate in enumerate(rates)))
+    seconds = products.seconds(nbytes, rows)
+    assert math.isclose(products.seconds(2 * nbytes, rows), 2 * seconds)
+    beyond = max(1.0, rows / 4 ** (len(rates) - 1))
+    assert nbytes / max(rates) * (1 - 1e-9) <= seconds <= nbytes / min(rates) * beyond * (1 + 1e-9)
+    if rows > 4 ** (len(rates) - 1):
+        assert products.seconds(nbytes, rows + more) > seconds

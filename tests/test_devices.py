@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 
+from headrace import engine as engine_module
 from headrace import machine
 from headrace.config import OffloadConfig
 from headrace.engine import Engine
@@ -82,3 +83,30 @@ def _tight(checkpoint: Path, settings: dict[str, Any]) -> int:
     with pytest.raises(HeadraceError) as caught, device:
         Engine.open(checkpoint, device=device, **{**settings, "host_memory": MIB})
     return int(caught.value.needed_bytes) + MIB // 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["loading weights", "loading host memory", "guard"])
+def test_a_load_that_fails_gives_back_what_it_took(
+    checkpoint: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = SimulatedAccelerator()
+    took: list[int] = []
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if what == step and done == total:
+            took.append(device.allocated_bytes)
+            raise KeyboardInterrupt
+
+    def fail(module: Any) -> None:
+        took.append(device.page_locked_bytes)
+        raise KeyboardInterrupt
+
+    if step == "guard":
+        monkeypatch.setattr(engine_module, "guard", fail)
+    with device, pytest.raises(KeyboardInterrupt):
+        Engine.open(checkpoint, device=device, offload=GROUPS, on_progress=interrupt)
+    assert took[0] > 0
+    assert device.allocated_bytes == 0
+    assert device.page_locked_bytes == 0
+    device.check()

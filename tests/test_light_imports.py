@@ -47,6 +47,17 @@ def test_check_loads_no_torch(args: tuple[str, ...]) -> None:
     assert not loaded & {*HEAVY, "rich"}
 
 
+def test_the_pages_of_the_reference_load_no_torch() -> None:
+    loaded = loaded_after("import headrace.server.reference, headrace.server.listening, headrace.reference.export")
+    assert {"fastapi", "jinja2", "uvicorn"} <= loaded
+    assert not loaded & set(HEAVY)
+
+
+@pytest.mark.parametrize("args", [("reference", "--help"), ("explain", "--help")])
+def test_help_of_the_reference_loads_no_pages(args: tuple[str, ...]) -> None:
+    assert not loaded_after(run_main(*args)) & {*HEAVY, "fastapi", "jinja2", "sqlite3"}
+
+
 CONFIG = str(Path(__file__).parent / "data" / "configs" / "llama-3.1-405b.json")
 
 

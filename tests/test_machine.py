@@ -167,6 +167,13 @@ def test_the_compute_rate(dtype: str) -> None:
     assert 1e6 < machine.measure_compute_bytes_per_s(dtype, nbytes=2 * MIB) < 1e13
 
 
+@pytest.mark.slow
+def test_products_are_measured_for_every_number_of_rows() -> None:
+    products = machine.measure_products("float32", nbytes=1)
+    assert [rows for rows, _ in products.rates] == list(machine.PRODUCT_ROWS)
+    assert all(1e5 < rate < 1e13 for _, rate in products.rates)
+
+
 def test_the_compute_rate_is_the_median_without_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = [0, 0.5, 200, 201, 300, 304, 400, 402, 500, 503, 600, 605]  # half a second, then 1, 4, 2, 3 and 5
     clock = iter(ends)

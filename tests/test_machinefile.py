@@ -11,6 +11,7 @@ import pytest
 from fakes import machine
 
 from headrace import machinefile
+from headrace.core import Products
 from headrace.datasheets import data_sheet
 from headrace.errors import NotWritable, UnusableMachineFile
 
@@ -18,7 +19,8 @@ from headrace.errors import NotWritable, UnusableMachineFile
 @pytest.mark.parametrize("device", [None, "l40s", "mi300x"])
 def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
     accelerator = None if device is None else data_sheet(device).accelerator()
-    here = dataclasses.replace(machine(), accelerator=accelerator, layer_overhead_s=1e-4)
+    products = {"bfloat16": Products(((1, 2e10), (4, 1.5e10))), "float16": Products(((1, 4e10),))}
+    here = dataclasses.replace(machine(), accelerator=accelerator, layer_overhead_s=1e-4, products=products)
     machinefile.write(here, tmp_path / "new" / "machine.json")
     assert machinefile.read(tmp_path / "new" / "machine.json") == here
 
@@ -26,7 +28,7 @@ def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 0}, "its version is 0, and this Headrace reads version 1"),
+        ({"version": 0}, "its version is 0, and this Headrace reads version 2"),
         ({"version": None}, "its version is None"),
         ({"compute_bytes_per_s": float("nan")}, "compute_bytes_per_s is nan"),
         ({"compute_bytes_per_s": 0}, "above 0"),
@@ -37,6 +39,17 @@ def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
         ({"cores": True}, "cores is True"),
         ({"memory_bytes": 0}, "memory_bytes is 0"),
         ({"layer_overhead_s": float("inf")}, "layer_overhead_s is inf"),
+        ({"disk_share": 1.5}, "at most 1"),
+        ({"compute_share": 0}, "above 0"),
+        ({"expert_overhead_s": -1}, "above 0"),
+        ({"products": [1]}, "products is not an object"),
+        ({"products": {"bfloat16": [[1, 1e9]]}}, "products.bfloat16.rates is missing"),
+        ({"products": {"bfloat16": {"rates": [[1]]}}}, "products.bfloat16.rates is missing"),
+        ({"products": {"bfloat16": {"rates": [[1, 0]]}}}, "products.bfloat16.rate is 0"),
+        ({"products": {"bfloat16": {"rates": [[1.5, 1e9]]}}}, "rows is 1.5"),
+        ({"products": {"bfloat16": {"rates": []}}}, "do not ascend from 1"),
+        ({"products": {"bfloat16": {"rates": [[2, 1e9]]}}}, "do not ascend from 1"),
+        ({"products": {"bfloat16": {"rates": [[1, 1e9], [1, 1e9]]}}}, "do not ascend from 1"),
         ({"accelerator": "l40s"}, "accelerator is not an object"),
         ({"accelerator": {"name": "x"}}, "memory_bytes is None"),
         ({"speed": 1}, "unknown field speed"),
@@ -68,3 +81,14 @@ def test_files_that_are_not_there_or_cannot_be_written(tmp_path: Path) -> None:
 def test_the_cache_is_where_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert machinefile.cache_file() == tmp_path / "headrace" / "machine.json"
+
+
+def test_what_is_kept_from_another_version_is_as_if_it_were_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machinefile, "cache_file", lambda: tmp_path / "machine.json")
+    assert machinefile.read_cached() is None
+    machinefile.write(machine(), machinefile.cache_file())
+    assert machinefile.read_cached() == machine()
+    machinefile.cache_file().write_text('{"version": 1}')
+    assert machinefile.read_cached() is None

@@ -14,10 +14,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
-from headrace.core import BlockShape, ModelShape, ParamShape, Plan, align_up
+from headrace.core import BlockShape, ModelShape, ParamShape, Plan, Products, align_up
 from headrace.cuts import moved_bytes, slot_bytes
 from headrace.errors import BudgetTooSmall, NothingOffloaded
-from headrace.planner import Demand, memory_for_share, plan
+from headrace.planner import Demand, costs, memory_for_share, plan
 
 KIB = 1024
 GIB = 2**30
@@ -230,6 +230,47 @@ def test_the_bound_says_what_limits_it() -> None:
     assert slow_cores.seconds == pytest.approx(10.0 + cached), "the table is not computed with; half of the cache is"
     row = next(choice for choice in plan(shape, MACHINE, wanted, AUTO).choices if choice.name == "bound")
     assert "passes/s" in row.value
+
+
+def test_computing_takes_what_products_of_that_dtype_and_so_many_rows_take() -> None:
+    products = {"bfloat16": Products(((1, 100.0 * MIB), (4, 50.0 * MIB))), "float16": Products(((1, 1.0 * MIB),))}
+    here = dataclasses.replace(machine(compute_bytes_per_s=200 * MIB), products=products)
+    shape = dataclasses.replace(model(*layers(*[[MIB]] * 10)), kv_bytes_per_token=0)
+    wanted = demand(None)
+
+    def seconds(dtype: str, **changes: int) -> float:
+        made = plan(dataclasses.replace(shape, dtype=dtype), here, dataclasses.replace(wanted, **changes), AUTO)
+        return made.bound.compute_s
+
+    assert seconds("bfloat16") == pytest.approx(0.1)
+    assert seconds("bfloat16", batch=4) == pytest.approx(0.2)
+    assert seconds("float16") == pytest.approx(10.0)
+    assert seconds("float32") == pytest.approx(0.05), "not measured: the rate for every dtype"
+
+
+@given(st.floats(0.1, 1), st.floats(0.1, 1), st.floats(0, 10), st.integers(0, 10**10))
+def test_computing_and_reading_hold_each_other_up(
+    disk_share: float, compute_share: float, compute_s: float, nbytes: int
+) -> None:
+    here = dataclasses.replace(machine(disk_bytes_per_s=1e9), disk_share=disk_share, compute_share=compute_share)
+    reached = costs.bound(compute_s, here, nbytes, 0)
+    more = costs.contention_s(here, reached)
+    both = reached.compute_s + reached.moving_s
+    assert more >= -1e-9
+    assert reached.seconds + more <= max(both, reached.seconds / min(disk_share, compute_share)) + 1e-9
+    assert costs.contention_s(machine(), reached) == pytest.approx(0, abs=1e-9)
+    larger = costs.bound(compute_s, here, nbytes + 10**6, 0)
+    assert larger.seconds + costs.contention_s(here, larger) >= reached.seconds + more - 1e-9
+
+
+def test_layers_with_experts_take_more_beside_their_weights() -> None:
+    here = dataclasses.replace(machine(), layer_overhead_s=1.0, pass_overhead_s=0.5, expert_overhead_s=3.0)
+    dense = model(*layers(*[[MIB]] * 4))
+    first, *others = dense.blocks
+    routed = dataclasses.replace(first, params=(dataclasses.replace(first.params[0], used_share=0.1),))
+    mixed = dataclasses.replace(dense, blocks=(routed, *others))
+    assert plan(dense, here, demand(None), AUTO).overhead_s == 4.5
+    assert plan(mixed, here, demand(None), AUTO).overhead_s == 7.5
 
 
 @pytest.mark.slow

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
 
-from headrace import probing
+from headrace import machine, probing
 from headrace.errors import InvalidSetting
 
 
@@ -44,9 +45,10 @@ def test_a_file_that_tells_nothing_is_refused(tmp_path: Path, content: bytes | N
 def test_without_torch_the_processor_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(probing, "COPY_BYTES", 2**22)
-    (weights, operations, per_layer, per_pass), why = probing._kernels(1e10)
-    assert (weights, per_layer, per_pass) == (5e9, 0.0, 0.0)
-    assert operations > 0
+    kernels, why = probing._kernels(1e10)
+    assert (kernels.bytes_per_s, kernels.layer_s, kernels.pass_s, kernels.expert_s) == (5e9, 0.0, 0.0, 0.0)
+    assert kernels.operations_per_s > 0
+    assert kernels.products == {}
     assert "torch is not installed" in why
     assert probing._accelerator() is None
 
@@ -56,3 +58,15 @@ def test_an_estimate_says_that_it_is_one() -> None:
     made = probing.estimate()
     assert made.machine.compute_bytes_per_s > 0
     assert "guess" in made.notes[0]
+
+
+@pytest.mark.slow
+def test_what_layers_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "measure_products", functools.partial(machine.measure_products, nbytes=1))
+    kernels, why = probing._kernels(1e10)
+    assert 0 <= kernels.pass_s < 10
+    assert 0 <= kernels.layer_s < 10
+    assert kernels.pass_s + kernels.layer_s > 0
+    assert 0 <= kernels.expert_s < 10
+    assert set(kernels.products) == set(probing.DTYPES)
+    assert "bfloat16" in why

@@ -15,6 +15,7 @@ from headrace.errors import HeadraceError, InvalidOffloadConfig, concrete_errors
 from headrace.reference import explained
 from headrace.reference.build import build
 from headrace.reference.database import Catalogue
+from headrace.reference.document import document
 from headrace.reference.explain import Explanation, explain, explain_page
 from headrace.reference.packages import directory
 
@@ -130,7 +131,7 @@ def test_nothing_is_claimed(mill: Catalogue, paste: str, owner: str | None) -> N
     assert not answer.found
     assert (answer.owner and answer.owner.name) == owner
     assert explained.abstention(answer).endswith(".")
-    assert json.loads(json.dumps(explained.document(answer)))["found"] is False
+    assert json.loads(json.dumps(document(answer)))["found"] is False
 
 
 def test_without_any_reference() -> None:
@@ -159,11 +160,11 @@ def test_one_line(mill: Catalogue) -> None:
 
 
 def test_plain_data(mill: Catalogue) -> None:
-    document: dict[str, Any] = json.loads(json.dumps(explained.document(explain(STONE, [mill]))))
-    assert document["verdict"] == "exact"
-    assert document["captured"] == {"self.stone_width": 64, "self.groove_spacing": 3}
-    assert document["site"]["line"] == 6
-    assert document["package"]["name"] == "mill"
+    found: dict[str, Any] = json.loads(json.dumps(document(explain(STONE, [mill]))))
+    assert found["verdict"] == "exact"
+    assert found["captured"] == {"self.stone_width": 64, "self.groove_spacing": 3}
+    assert found["site"]["line"] == 6
+    assert found["package"]["name"] == "mill"
 
 
 def test_where_a_closest_text_differs(mill: Catalogue) -> None:
@@ -178,7 +179,7 @@ def test_a_page_by_its_id(mill: Catalogue) -> None:
     answer = explain_page(found, mill)
     assert answer.found
     assert answer.said is None
-    assert json.dumps(explained.document(answer))
+    assert json.dumps(document(answer))
 
 
 # --- our own --------------------------------------------------------------------------------------------------------

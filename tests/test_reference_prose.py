@@ -119,7 +119,8 @@ def test_sentences_of_the_source_are_kept_and_marked(
     said = " ".join(capsys.readouterr().out.split())
     assert f"situations {GOOD} (written by writer-1, from the source alone)" in said
     assert main(["explain", "--package", "mill", "--json", message]) == 0
-    assert json.loads(capsys.readouterr().out)["situations"] == [{"text": GOOD, "basis": "model", "model": "writer-1"}]
+    (situation,) = json.loads(capsys.readouterr().out)["when"]["situations"]
+    assert (situation["text"], situation["basis"], situation["about"]) == (GOOD, "model", "writer-1")
 
 
 def test_what_tells_no_situation_is_dropped(mill: Path, model: Model) -> None:

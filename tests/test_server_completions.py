@@ -14,7 +14,7 @@ import pytest
 import tiny_models
 import torch
 from live_server import Live, serving, wait_until
-from test_server_batching import READ_ERROR, Failing
+from test_batching_batcher import READ_ERROR, Failing
 
 MESSAGES = [{"role": "user", "content": "the theme"}]
 

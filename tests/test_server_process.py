@@ -22,7 +22,8 @@ import torch
 from live_server import DEADLINE_S, options
 
 from headrace.errors import AddressNotUsable, PathNotFound
-from headrace.server.process import bind, run
+from headrace.server.listening import bind
+from headrace.server.process import run
 from headrace.server.service import Service
 
 pytestmark = pytest.mark.slow

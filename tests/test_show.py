@@ -57,7 +57,7 @@ def report(**changes: Any) -> Report:
 
 
 def answer(*seconds: float) -> Answer:
-    return Answer("text", tuple(range(len(seconds) + 1)), 5, 0.25, seconds, False)
+    return Answer("text", tuple(range(len(seconds) + 1)), 5, 0.25, seconds, False, decode_passes=len(seconds))
 
 
 def printed(what: Any, width: int, *, terminal: bool = False) -> str:

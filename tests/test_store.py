@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -37,6 +38,7 @@ from headrace.store import (
     Read,
     coalesce,
     layout,
+    layout_as_stored,
     open_checkpoint,
     read_header,
 )
@@ -533,6 +535,50 @@ def test_a_short_segment_inside_of_a_long_one() -> None:
     execute(reads, FILES, target)
     assert target[: 4 * PAGE] == FILES["x"][: 4 * PAGE]
     assert target[placements[1].target_offset :][:50] == FILES["x"][100:150]
+
+
+@pytest.mark.slow
+@given(WANTED, st.lists(st.booleans(), min_size=30, max_size=30), st.sampled_from([PAGE, 2 * PAGE, 64 * PAGE]))
+def test_reads_go_right_into_place_where_nothing_else_lies(
+    wanted: list[tuple[str, int, int]], steady: list[bool], chunk_bytes: int
+) -> None:
+    segments = [segment(*each) for each in wanted]
+    offsets, size = layout_as_stored([[each] for each in segments], steady[: len(segments)])
+    assert size % PAGE == 0
+    places = sorted(
+        (offset, offset + each.nbytes) for offset, each in zip(offsets, segments, strict=True) if each.nbytes
+    )
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
+    assert not places or places[-1][1] <= size
+    for offset, each, any_place in zip(offsets, segments, steady, strict=False):
+        assert offset % TENSOR_ALIGNMENT == 0 or (any_place and offset % PAGE == each.offset % PAGE)
+    placements = [Placement(each, offset) for each, offset in zip(segments, offsets, strict=True)]
+    reads = coalesce(placements, chunk_bytes, size)
+    target = bytearray(size)
+    for read in reads:
+        if read.target_offset is None:
+            execute([read], FILES, target)
+        else:
+            data = FILES[read.file][read.offset : read.offset + read.nbytes]
+            target[read.target_offset : read.target_offset + len(data)] = data
+    assert len(target) == size
+    for placement in placements:
+        part, at = placement.segment, placement.target_offset
+        assert target[at : at + part.nbytes] == FILES[part.file][part.offset : part.offset + part.nbytes]
+
+
+def test_a_layer_is_read_right_into_place() -> None:
+    sizes, offset, segments = [8192, 1024 * 4096, 33 * PAGE, 4096], 123_464, []
+    for size in sizes:
+        segments.append(segment("x", offset, size))
+        offset += size
+    offsets, size = layout_as_stored([[each] for each in segments], [True] * 4)
+    placements = [Placement(each, at) for each, at in zip(segments, offsets, strict=True)]
+    assert all(read.target_offset is not None for read in coalesce(placements, 16 * PAGE, size))
+    assert all(read.target_offset is None for read in coalesce(placements, 16 * PAGE)), "the target may be anything"
+    assert size <= sum(sizes) + 2 * PAGE
+    unsteady, _ = layout_as_stored([[each] for each in segments], [False] * 4)
+    assert all(at % TENSOR_ALIGNMENT == 0 for at in unsteady)
 
 
 def test_nothing_wanted_reads_nothing() -> None:

@@ -6,7 +6,7 @@ sites. Ties are found by identity, never by address: every meta tensor has the a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 
 from headrace.core import BlockKind, StoredTensor
 from headrace.errors import WeightChanged
-from headrace.store import Placement
+from headrace.store import Placement, layout_as_stored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +120,18 @@ class Weight:
         for part in self.parts:
             yield Placement(part.segment, target_offset)
             target_offset += part.nbytes
+
+
+def lie_as_stored(weights: Sequence[Weight]) -> tuple[list[int], int]:
+    """Offsets of `weights` in one buffer, and its size, such that most can be read right into place."""
+    segments = [[part.segment for part in weight.parts] for weight in weights]
+    return layout_as_stored(segments, [_is_steady(weight) for weight in weights])
+
+
+def _is_steady(weight: Weight) -> bool:
+    """Whether products with it have the same bits wherever it begins: 16 bits yes, float32 no (docs/log.md)."""
+    sixteen = all(form.meta.dtype in (torch.bfloat16, torch.float16) for form in weight.forms)
+    return sixteen and all(part.segment.offset % 2 == 0 for part in weight.parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

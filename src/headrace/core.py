@@ -5,12 +5,17 @@ Sizes end in `_bytes`, times in `_s`, rates in `_per_s`.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 DIRECT_ALIGNMENT = 4096
 """Direct I/O wants file offset, length and memory address at multiples of the logical block size; 4096 suits all."""
+
+HUGE_PAGE_BYTES = 2 * 2**20
+"""A direct read into memory of small pages takes twice as long (docs/log.md)."""
 
 CHUNK_BYTES = 4 * 2**20
 READER_THREADS = 4
@@ -41,6 +46,10 @@ class Segment:
     file: str
     offset: int
     nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,8 @@ class ModelShape:
     kv_window_tokens: int = 0
     element_bytes: int = 2
     """Of one number in the dtype that the model runs in."""
+    dtype: str = ""
+    """By torch's name; empty if it does not matter or is not known."""
     score_bytes: int = 0
     """Of one pair of positions over all heads, where attention keeps its scores; 0 where a fused kernel does not."""
 
@@ -145,6 +156,27 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True)
+class Products:
+    """How fast a processor multiplies rows with weights of one dtype.
+
+    By the number of rows, since kernels differ: float16 weights may go through the cores at 42 GB/s for one row and at
+    9 GB/s for four (docs/log.md).
+    """
+
+    rates: tuple[tuple[int, float], ...]
+    """Number of rows and weight bytes per second, measured; rows ascend from 1."""
+
+    def seconds(self, nbytes: float, rows: int) -> float:
+        """For so many bytes of weights: between what was measured in proportion, beyond it as the rows are more."""
+        for (low, rate), (high, next_rate) in itertools.pairwise(self.rates):
+            if rows < high:
+                part = (max(rows, low) - low) / (high - low)
+                return nbytes * ((1 - part) / rate + part / next_rate)
+        most, rate = self.rates[-1]
+        return nbytes / rate * max(1.0, rows / most)
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What this machine has, measured."""
 
@@ -160,6 +192,14 @@ class Machine:
     """What running one layer takes beside its weights: the interpreter, and starting kernels."""
     pass_overhead_s: float = 0.0
     """What a pass takes beside its layers: choosing the token, and the loop around it."""
+    expert_overhead_s: float = 0.0
+    """What a layer that routes tokens to experts takes more than one that does not."""
+    disk_share: float = 1.0
+    """Of the disk's rate, what reads reach while the processor multiplies ..."""
+    compute_share: float = 1.0
+    """... and of the processor's, what it reaches meanwhile: both want memory and cores."""
+    products: Mapping[str, Products] = field(default_factory=dict)
+    """Of the processor, by dtype (torch's name); the two rates above stand in for a dtype that is not here."""
     accelerator: Accelerator | None = None
     """None: the processor is the device, and its memory holds the residents."""
 
@@ -226,6 +266,16 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """How a pass can make several tokens: by verifying some that were drafted."""
+
+    kind: Literal["off", "lookup", "draft"] = "off"
+    """lookup: what followed the same words earlier in the text; draft: what a smaller model writes."""
+    tokens: int = 0
+    """Drafted for each pass, at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Predicted bytes of device memory by category; they add up to `total_bytes`."""
 
@@ -235,11 +285,14 @@ class MemoryPlan:
     staging_bytes: int
     kv_bytes: int
     working_bytes: int
+    draft_bytes: int = 0
+    """A draft model: its weights and its KV cache."""
 
     @property
     def total_bytes(self) -> int:
         return (
             self.baseline_bytes
+            + self.draft_bytes
             + self.resident_bytes
             + self.ring_bytes
             + self.staging_bytes
@@ -276,6 +329,8 @@ class Plan:
     """Blocks whose rows are read from the file as they are looked up."""
     slots: int
     slot_bytes: int
+    """Without the page by which each run of neighbours in a file may begin later, so that it is read right into place:
+    that is in the margin."""
     offloaded_bytes: int
     memory: MemoryPlan
     """Of the device."""
@@ -285,12 +340,14 @@ class Plan:
     prefill: Bound | None = None
     """Of the pass over the prompt."""
     overhead_s: float = 0.0
-    """What a pass takes beside its bound: the interpreter, and starting kernels."""
+    """What a pass takes beside its bound: the interpreter, starting kernels, and that computing and reading hold each
+    other up."""
     batch: int = 1
     host: HostPlan | None = None
     """None without an accelerator."""
     on_host: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Of what is streamed: the parameters that live in host memory, by block; the others live on disk."""
+    speculation: Speculation = Speculation()
 
     @property
     def seconds_per_pass(self) -> float:

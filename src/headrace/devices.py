@@ -55,20 +55,20 @@ class Around:
         offsets, nbytes = layout(weight.nbytes for weight in plain)
         memory = self._residents = self.device.allocate(nbytes, "weights that stay")
         stream = self.device.new_stream()
-        done = 0
+        done, total = 0, sum(weight.nbytes for weight in plain)
         for batch in _batches(plain, offsets):
             begin = batch[0][1]
             size = batch[-1][1] + batch[-1][0].nbytes - begin
             bounce = Slab(size)
             placements = [place for weight, offset in batch for place in weight.placements(offset - begin)]
-            self._read(placements, bounce, lambda read: None)
+            self._read(placements, bounce)
             self.device.copy(memory[begin : begin + size], bounce.bytes[:size], stream, page_locked=False)
             for weight, offset in batch:
                 (parameter,) = weight.parameters(memory, offset)
                 weight.bind(parameter)
             done += sum(weight.nbytes for weight, _ in batch)
             if on_progress is not None:
-                on_progress("loading weights", done, nbytes)
+                on_progress("loading weights", done, total)
         for weight in resident:
             if not weight.movable:
                 converted = converters[weight.name]().to(self.device.torch_device)
@@ -112,26 +112,21 @@ class Around:
                 placements += [Placement(p.segment, begin + p.target_offset) for p in packing.host_placements]
                 host[index] = arena.bytes[begin : begin + packing.disk_offset]
             begin += size
-        done = 0
-
-        def count(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            if on_progress is not None:
-                on_progress("loading host memory", done, total)
-
-        self._read(placements, arena.slab, count)
+        self._read(placements, arena.slab, on_progress)
         refused = arena.page_lock() if self.pin_memory else None
         if refused is not None:
             self._announce(refused)
         return host
 
-    def _read(self, placements: list[Placement], slab: Slab, on_read: Callable[[int], None]) -> None:
+    def _read(self, placements: list[Placement], slab: Slab, on_progress: Progress | None = None) -> None:
         reads = coalesce(placements, self.reader.chunk_bytes)
+        done, total = 0, sum(read.needed_bytes for read in reads)
         for start in range(0, len(reads), READS_AT_ONCE):
             some = reads[start : start + READS_AT_ONCE]
             self.reader.submit(some, slab.address, "weights", keep=slab).wait()
-            on_read(sum(read.needed_bytes for read in some))
+            done += sum(read.needed_bytes for read in some)
+            if on_progress is not None:
+                on_progress("loading host memory", done, total)
 
     def _announce(self, message: str) -> None:
         self.fallbacks.append(message)

@@ -9,34 +9,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from headrace import machine, model, sources, store
+from headrace import drafting, machine, machinefile, model, residents, sources, store
 from headrace.backends import backend_class
 from headrace.backends.base import Backend, RowTable
 from headrace.backends.guard import guard, put_away
 from headrace.backends.zero_copy import ZeroCopyBackend
 from headrace.backing import to_device
-from headrace.blocks import Block, Weight, tensor_view
+from headrace.blocks import Block, Weight
 from headrace.config import OffloadConfig, parse_size
 from headrace.copying.accelerator import open_device
 from headrace.copying.device import Device
 from headrace.copying.disk import DiskReader, measure_bytes_per_s
 from headrace.copying.rates import measure
-from headrace.copying.slots import Slab
 from headrace.core import CHUNK_BYTES, READER_THREADS, Link, Machine, ModelShape, Plan, Tier
 from headrace.devices import Around
 from headrace.errors import BudgetBeyondMemory, BudgetTooSmall, NotEnoughMemory, NotLoadedHere
+from headrace.generate import Sampling
 from headrace.metrics import Metrics
-from headrace.planner import DEFAULT_CONTEXT, MARGIN_BYTES, MEMORY_SHARE, Demand, memory_for_share, plan
+from headrace.planner import (
+    DEFAULT_CONTEXT,
+    MARGIN_BYTES,
+    MEMORY_SHARE,
+    Demand,
+    Load,
+    choose_load,
+    demand_of,
+    memory_for_share,
+    plan,
+)
 from headrace.reports import Report
-
-Progress = Callable[[str, int, int], None]
-"""What is going on, how much of it is done, how much there is; bytes."""
+from headrace.residents import Progress
+from headrace.speculation import Drafter
 
 Context = Callable[[Any, int | None], tuple[int, int]]
 """From the tokenizer and the model's longest sequence (if known) to the number of tokens that the KV cache is planned
 for and the number of those that are prefilled at once."""
+
+Loads = Callable[[Any, int | None], Sequence[Load]]
+"""From the same to the batches that may be chosen, smallest first."""
 
 BASELINE_SPREAD_BYTES = 8 * 2**20
 """Interpreter and libraries take some MiB more in one process than in the next: 3 were seen. A budget that an error
@@ -67,8 +78,11 @@ class Engine:
         metrics: Metrics,
         memory_bytes: int | None,
         around: Around | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._around = around
+        self.drafter = drafter
+        """What `generate` is given to make several tokens per pass; None if the plan speculates on nothing."""
         self.model: Any = skeleton.model
         self.tokenizer = tokenizer
         self.plan = made
@@ -91,9 +105,12 @@ class Engine:
         context: int | Context = DEFAULT_CONTEXT,
         weights_share: float | None = None,
         batch: int = 1,
+        loads: Loads | None = None,
         device: str | torch.device | Device | None = None,
         host_memory: str | int | None = None,
         pin_memory: bool = True,
+        speculate: str | None = None,
+        sampling: Sampling | None = None,
         trust_remote_code: bool = False,
         tracing: bool = False,
         on_progress: Progress | None = None,
@@ -101,12 +118,16 @@ class Engine:
     ) -> Engine:
         """Load the model at `path` so that the whole process stays within `memory`.
 
-        `context` is the number of tokens that the KV cache is planned for. `weights_share` instead of `memory` sets the
-        budget so that this share of the weights, ring included, would fit beside everything else. `on_plan` sees the
-        plan before any weight is read.
+        `context` is the number of tokens that the KV cache is planned for, for each of `batch` sequences; with `loads`
+        the planner chooses among several batches (`plan.batch` tells which). `weights_share` instead of `memory` sets
+        the budget so that this share of the weights, ring included, would fit beside everything else. `on_plan` sees
+        the plan before any weight is read.
 
         With a `device` (`cuda:0`) `memory` is of the device, and weights that do not fit there wait in up to
         `host_memory` (90 % of what is free), page-locked unless `pin_memory` is False, and beyond that on disk.
+
+        `speculate` ("auto", "off", "lookup" or a smaller model) lets the plan have several tokens per pass, for answers
+        that are chosen by `sampling`: then `drafter` is for `generate`.
 
         Raises: UserError, CheckpointError, ReadError, OutOfDeviceMemory.
         """
@@ -120,9 +141,17 @@ class Engine:
         tokenizer = model.load_tokenizer(directory, trust_remote_code=trust_remote_code)
         skeleton = model.build(directory, checkpoint, trust_remote_code=trust_remote_code)
         longest = model.max_positions(skeleton.model)
-        tokens = context(tokenizer, longest) if callable(context) else (context, context)
+        if loads is not None:
+            choices = list(loads(tokenizer, longest))
+        else:
+            choices = [Load(batch, *(context(tokenizer, longest) if callable(context) else (context, context)))]
+        speculating = drafting.Speculating(speculate, skeleton, tokenizer, sampling or Sampling())
+        speculating.find_draft(
+            trust_remote_code=trust_remote_code, on_progress=on_progress, on_device=target is not None
+        )
         metrics = Metrics(tracing=tracing)
         reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
+        around = None if target is None else Around(target, reader, metrics, pin_memory=pin_memory)
         try:
             here = _measure(reader, checkpoint, skeleton.dtype, target)
             machine.trim_memory()
@@ -131,29 +160,36 @@ class Engine:
                 memory_bytes=memory_bytes if memory_bytes is not None else int(_room(here) * MEMORY_SHARE),
                 baseline_bytes=baseline_bytes if target is None else 0,
                 staging_bytes=READER_THREADS * CHUNK_BYTES,
-                context_tokens=tokens[0],
-                prefill_tokens=tokens[1],
-                batch=batch,
+                context_tokens=choices[0].context_tokens,
+                prefill_tokens=choices[0].prefill_tokens,
+                batch=choices[0].batch,
                 margin_bytes=MARGIN_BYTES,
                 has_accelerator=target is not None,
                 host_bytes=host_bytes if host_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
                 host_baseline_bytes=baseline_bytes,
+                **speculating.demand(),
             )
             if weights_share is not None:
                 memory_bytes = memory_for_share(skeleton.shape, demand, weights_share)
                 demand = dataclasses.replace(demand, memory_bytes=memory_bytes)
-            made = _plan_for_here(skeleton.shape, here, demand, config)
+            load, why = choose_load(skeleton.shape, here, demand, config, choices)
+            made = _plan_for_here(skeleton.shape, here, demand_of(demand, load), config)
+            if loads is not None:
+                made = dataclasses.replace(made, choices=(*made.choices, why))
             if on_plan is not None:
                 on_plan(made)
             if made.backend == "resident":  # memory is not scarce: as fast as any other program
                 machine.tune_allocator(return_memory=False)
-            around = None if target is None else Around(target, reader, metrics, pin_memory=pin_memory)
+            drafter = speculating.carry_out(made, on_progress)
             backend = _carry_out(made, skeleton, reader, metrics, on_progress, around)
         except BaseException:
             reader.close()
+            if around is not None:
+                around.close()
+                around.free_residents()
             raise
         metrics.reset()
-        return cls(skeleton, tokenizer, made, backend, reader, metrics, memory_bytes, around)
+        return cls(skeleton, tokenizer, made, backend, reader, metrics, memory_bytes, around, drafter)
 
     def report(self) -> Report:
         """Where the bytes are and what has moved so far."""
@@ -217,7 +253,7 @@ def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtyp
     weights_per_s = machine.measure_compute_bytes_per_s(name)  # first: its memory must not be the process's peak
     operations_per_s = machine.measure_operations_per_s(name)
     per_layer_s, per_pass_s = model.measure_overhead_s()
-    return Machine(
+    here = Machine(
         memory_bytes=machine.available_bytes(),
         cores=machine.cores(),
         disk=Link(Tier.DISK, Tier.DEVICE, measure_bytes_per_s(reader, checkpoint.files)),
@@ -226,6 +262,26 @@ def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtyp
         layer_overhead_s=per_layer_s,
         pass_overhead_s=per_pass_s,
         accelerator=None if device is None else measure(device),
+    )
+    # Measured here in a moment all the same: it loads the code that a pass will run, which belongs to the baseline.
+    return _with_what_was_kept(here)
+
+
+def _with_what_was_kept(here: Machine) -> Machine:
+    """The processor's rates as `headrace machine` measured them in more time, if it did: plans are made with those."""
+    kept = machinefile.read_cached()
+    if kept is None or kept.cores != here.cores:
+        return here
+    return dataclasses.replace(
+        here,
+        compute_bytes_per_s=kept.compute_bytes_per_s,
+        compute_operations_per_s=kept.compute_operations_per_s,
+        layer_overhead_s=kept.layer_overhead_s,
+        pass_overhead_s=kept.pass_overhead_s,
+        expert_overhead_s=kept.expert_overhead_s,
+        disk_share=kept.disk_share,
+        compute_share=kept.compute_share,
+        products=kept.products,
     )
 
 
@@ -278,10 +334,10 @@ def _carry_out(
     moving = _moving(made, skeleton)
     elsewhere = {weight for weights in moving.values() for weight in weights}
     elsewhere |= {weight for block in skeleton.blocks.moving if block.name in made.gathered for weight in block.weights}
+    resident = [weight for weight in skeleton.blocks.weights() if weight not in elsewhere]
     if around is None:
-        _load_residents(skeleton, elsewhere, reader, on_progress)
+        residents.load(resident, skeleton.converters, reader, on_progress)
     else:
-        resident = [weight for weight in skeleton.blocks.weights() if weight not in elsewhere]
         around.load_residents(resident, skeleton.converters, on_progress)
         to_device(skeleton.model, [], around.device.torch_device)
     # Whatever the backend, a table is looked up by rows: not even mapped is it worth to be touched as a whole.
@@ -291,13 +347,17 @@ def _carry_out(
     else:
         backend = _backend(made, moving, reader, metrics)
     device = None if around is None else around.device.torch_device
-    for block in skeleton.blocks.moving:
-        if block.table is not None and block.weights[0] in elsewhere:
-            RowTable(block.weights[0], block.table, reader, metrics, device).attach()
-    backend.attach(skeleton.model)
-    if elsewhere:
-        put_away((weight for weight in elsewhere if _is_offloaded(weight)), device or torch.device("cpu"))
-        guard(skeleton.model)
+    try:
+        for block in skeleton.blocks.moving:
+            if block.table is not None and block.weights[0] in elsewhere:
+                RowTable(block.weights[0], block.table, reader, metrics, device).attach()
+        backend.attach(skeleton.model)
+        if elsewhere:
+            put_away((weight for weight in elsewhere if _is_offloaded(weight)), device or torch.device("cpu"))
+            guard(skeleton.model)
+    except BaseException:
+        backend.close()
+        raise
     return backend
 
 
@@ -319,32 +379,6 @@ def _backend(made: Plan, moving: Mapping[Block, Sequence[Weight]], reader: DiskR
     if name == "resident":
         arguments = {"tables": bool(made.gathered)}
     return backend_class(name)(list(moving), moving, metrics, **arguments)
-
-
-def _load_residents(
-    skeleton: model.Skeleton, elsewhere: set[Weight], reader: DiskReader, on_progress: Progress | None
-) -> None:
-    """Read what stays into one slab, block by block, straight from the file; convert what is stored otherwise."""
-    resident = [weight for weight in skeleton.blocks.weights() if weight not in elsewhere]
-    plain = [weight for weight in resident if weight.movable]
-    offsets, nbytes = store.layout(weight.nbytes for weight in plain)
-    slab = Slab(nbytes)
-    placements: list[store.Placement] = []
-    for weight, offset in zip(plain, offsets, strict=True):
-        weight.bind(nn.Parameter(tensor_view(slab.bytes, offset, weight.meta), requires_grad=False))
-        placements.extend(weight.placements(offset))
-    reads = store.coalesce(placements, reader.chunk_bytes)
-    total = sum(read.needed_bytes for read in reads)
-    done = 0
-    for start in range(0, len(reads), 16):
-        some = reads[start : start + 16]
-        reader.submit(some, slab.address, "resident weights", keep=slab).wait()
-        done += sum(read.needed_bytes for read in some)
-        if on_progress is not None:
-            on_progress("loading weights", done, total)
-    for weight in resident:
-        if not weight.movable:
-            weight.bind(nn.Parameter(skeleton.converters[weight.name](), requires_grad=False))
 
 
 # --- the two functions for Python ----------------------------------------------------------------------------------

@@ -292,6 +292,47 @@ class UnsupportedModel(UserError):
     }
 
 
+class CannotSpeculate(UserError):
+    """Drafts were asked for, and with this model, or this draft, they cannot be verified."""
+
+    asked: str
+    model: str
+    reason: str
+    suggestion: str
+    template = "--speculate {asked} does not work for {model!r}: {reason}."
+    remedy = "{suggestion}"
+    example = {
+        "asked": "lookup",
+        "model": "models/mamba",
+        "reason": "it keeps a state that no draft can be taken out of again",
+        "suggestion": "Leave it out, or pass --speculate off.",
+    }
+
+
+class BadBatchLine(UserError):
+    """A line of a file of requests is no request."""
+
+    file: str
+    line: int
+    reason: str
+    template = "Line {line} of {file!r} is no request: {reason}."
+    remedy = (
+        'Write one JSON object a line, with "prompt" (a text) or "messages" (objects with "role" and "content"), and '
+        'with "id", "max_tokens", "temperature", "top_p" and "seed" where wanted; or OpenAI\'s "custom_id" and "body".'
+    )
+    example = {"file": "questions.jsonl", "line": 7, "reason": "there is no field 'promt' here"}
+
+
+class OtherBatch(UserError):
+    """The file for answers holds answers to something else."""
+
+    output: str
+    line: int
+    template = "Line {line} of {output!r} does not answer what is asked now: the questions or the settings are others."
+    remedy = "Pass another file with -o; or give the same file of questions, model and settings to go on with it."
+    example = {"output": "answers.jsonl", "line": 1}
+
+
 class ConfigLacksFields(UserError):
     """A config.json does not say how large the model is."""
 

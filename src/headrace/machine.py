@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+from headrace.core import Products
 
 CGROUPS = Path("/sys/fs/cgroup")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -132,6 +136,37 @@ def measure_compute_bytes_per_s(dtype: str = "bfloat16", nbytes: int = 48 * 2**2
     return nbytes / _seconds(lambda: torch.nn.functional.linear(token, weight), unmeasured=1)
 
 
+PRODUCT_ROWS = (1, 2, 4, 16, 64, 512)
+MATRIX_SIDE = 2048
+WEIGHTS_BYTES = 256 * 2**20
+"""More than caches hold: fewer would be read out of them, pass after pass."""
+MANY_ROWS = 64
+"""From here on computing takes longer than memory does, whatever caches hold."""
+
+
+def measure_products(dtype: str, nbytes: int = WEIGHTS_BYTES, product_rows: Sequence[int] = PRODUCT_ROWS) -> Products:
+    """How fast square matrices of `dtype` (torch's name) are gone through, by rows: the median of three each."""
+    import torch
+
+    element = getattr(torch, dtype)
+    size = MATRIX_SIDE**2 * torch.empty(0, dtype=element).element_size()
+    matrices = [torch.full((MATRIX_SIDE, MATRIX_SIDE), 0.5, dtype=element) for _ in range(max(1, nbytes // size))]
+    rates = []
+    for rows in product_rows:
+        some = matrices[:1] if rows >= MANY_ROWS else matrices
+        hidden = torch.ones((rows, MATRIX_SIDE), dtype=element)
+        multiply = functools.partial(_multiply, hidden, some)
+        rates.append((rows, size * len(some) / _seconds(multiply, unmeasured=1, measured=3)))
+    return Products(tuple(rates))
+
+
+def _multiply(hidden: Any, matrices: Sequence[Any]) -> None:
+    import torch
+
+    for matrix in matrices:
+        torch.nn.functional.linear(hidden, matrix)
+
+
 def measure_operations_per_s(dtype: str = "bfloat16", side: int = 1024) -> float:
     """Operations per second of a product of two square matrices, as a prefill does it: the median of five."""
     import torch
@@ -140,13 +175,13 @@ def measure_operations_per_s(dtype: str = "bfloat16", side: int = 1024) -> float
     return 2 * side**3 / _seconds(lambda: torch.nn.functional.linear(matrix, matrix), unmeasured=2)
 
 
-def _seconds(product: Callable[[], object], unmeasured: int) -> float:
-    """The median of five; before them some that set the kernels up."""
+def _seconds(product: Callable[[], object], unmeasured: int, measured: int = 5) -> float:
+    """The median of some; before them others that set the kernels up."""
     import torch
 
     seconds = []
     with torch.inference_mode():
-        for _ in range(unmeasured + 5):
+        for _ in range(unmeasured + measured):
             start_s = time.perf_counter()
             product()
             seconds.append(time.perf_counter() - start_s)

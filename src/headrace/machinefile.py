@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -10,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cache import cache_directory
-from headrace.core import Accelerator, Link, Machine, Tier
+from headrace.core import Accelerator, Link, Machine, Products, Tier
 from headrace.errors import NotWritable, Reason, UnusableMachineFile
 
-VERSION = 1
+VERSION = 2
 """Of the file; raised when a field changes its meaning."""
 
 
@@ -25,6 +26,13 @@ def cache_file() -> Path:
 def to_json(machine: Machine) -> dict[str, Any]:
     """Plain data, with the version."""
     return {"version": VERSION, **dataclasses.asdict(machine)}
+
+
+def read_cached() -> Machine | None:
+    """What `headrace machine` measured here, if it did, and if this version can read it."""
+    with contextlib.suppress(UnusableMachineFile):
+        return read(cache_file())
+    return None
 
 
 def write(machine: Machine, path: Path) -> None:
@@ -63,8 +71,37 @@ def _parsed(data: Any) -> Machine:
         compute_operations_per_s=_rate(data, "compute_operations_per_s", may_be_zero=True),
         layer_overhead_s=_rate(data, "layer_overhead_s", may_be_zero=True),
         pass_overhead_s=_rate(data, "pass_overhead_s", may_be_zero=True),
+        expert_overhead_s=_rate(data, "expert_overhead_s", may_be_zero=True),
+        disk_share=_share(data, "disk_share"),
+        compute_share=_share(data, "compute_share"),
+        products=_products(data.get("products", {})),
         accelerator=None if accelerator is None else _accelerator(accelerator),
     )
+
+
+def _share(data: Mapping[str, Any], name: str) -> float:
+    share = _rate({name: data.get(name, 1.0)}, name)
+    if share > 1:
+        raise Reason(f"{name} is {share!r}, and it must be at most 1")
+    return share
+
+
+def _products(data: Any) -> dict[str, Products]:
+    if not isinstance(data, dict):
+        raise Reason("products is not an object")
+    return {str(dtype): _rates(value, f"products.{dtype}") for dtype, value in data.items()}
+
+
+def _rates(data: Any, name: str) -> Products:
+    pairs = data.get("rates") if isinstance(data, dict) else None
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise Reason(f"{name}.rates is missing, or not a list of pairs of rows and a rate")
+    rates = tuple(
+        (_count({"rows": rows}, "rows"), _rate({"rate": rate}, "rate", of=f"{name}.")) for rows, rate in pairs
+    )
+    if [rows for rows, _ in rates] != sorted({rows for rows, _ in rates}) or rates[:1] == () or rates[0][0] != 1:
+        raise Reason(f"the rows of {name}.rates do not ascend from 1")
+    return Products(rates)
 
 
 def _accelerator(data: Any) -> Accelerator:

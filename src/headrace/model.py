@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -82,14 +83,75 @@ def shape_without_weights(directory: Path, fields: Fields, *, trust_remote_code:
 @functools.cache
 def measure_overhead_s() -> tuple[float, float]:
     """What `generate` takes beside weights, in seconds: for each layer, and for each pass. Of a tiny Llama, once."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     few, many = 2, 10
-    seconds = {layers: _seconds_per_token(layers) for layers in (few, many)}
+    seconds = {layers: _tiny_seconds(LlamaForCausalLM, LlamaConfig, num_hidden_layers=layers) for layers in (few, many)}
     per_layer = max(0.0, (seconds[many] - seconds[few]) / (many - few))
     return per_layer, max(0.0, seconds[few] - few * per_layer)
 
 
-def _seconds_per_token(layers: int, tokens: int = 24) -> float:
+def measure_expert_overhead_s(per_layer_s: float) -> float:
+    """What a layer of a tiny Qwen3-MoE takes more than one without experts, which takes `per_layer_s`."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    few, many = 2, 6
+    experts = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+    seconds = [
+        _tiny_seconds(Qwen3MoeForCausalLM, Qwen3MoeConfig, num_hidden_layers=layers, **experts)
+        for layers in (few, many)
+    ]
+    return max(0.0, (seconds[1] - seconds[0]) / (many - few) - per_layer_s)
+
+
+def measure_wide_overhead_s(per_pass_s: float, bytes_per_s: Callable[[], float], layers: int = 4) -> float:
+    """What a bfloat16 layer of a common width takes beside its weights, which go by at `bytes_per_s`.
+
+    That is more than a tiny one takes: its other operators have something to do on every core, and the weights that
+    stream by push all else out of the caches. Takes 90 MiB for each of `layers`.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.initialization import no_init_weights
+
+    wide: Any = LlamaConfig(
+        vocab_size=64,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+    )
+    with no_init_weights():
+        model: Any = LlamaForCausalLM._from_config(wide, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(0.01)  # memory that nobody has written to is one page of zeros
+    nbytes: int = sum(weight.numel() * weight.element_size() for weight in model.model.layers.parameters())
+    rates = [bytes_per_s()]
+    seconds = statistics.median(_seconds_per_token(model))
+    rates.append(bytes_per_s())  # before and after: what is looked for is a small difference
+    beside_s: float = seconds - per_pass_s - nbytes / statistics.mean(rates)
+    return max(0.0, beside_s / layers)
+
+
+_TINY = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+def _tiny_seconds(model_class: Any, config_class: Any, **fields: int) -> float:
+    """Of one token: the least, since others may be busy here."""
+    with torch.random.fork_rng(devices=[]):  # what the user seeded stays as it is
+        model = model_class(config_class(**_TINY, **fields))
+    return min(_seconds_per_token(model))
+
+
+def _seconds_per_token(model: Any, tokens: int = 24) -> list[float]:
+    """Of each token that a bfloat16 `model` generates, but for the first ones, which set the kernels up."""
     from transformers.generation.streamers import BaseStreamer
 
     class Clock(BaseStreamer):
@@ -102,23 +164,12 @@ def _seconds_per_token(layers: int, tokens: int = 24) -> float:
         def end(self) -> None:
             pass
 
-    tiny: Any = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    with torch.random.fork_rng(devices=[]):  # what the user seeded stays as it is
-        model: Any = LlamaForCausalLM(tiny)
     model.to(torch.bfloat16).eval()
     ids, clock = torch.ones((1, 8), dtype=torch.long), Clock()
     lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     with _quiet_transformers(), torch.inference_mode():
         model.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock, pad_token_id=0, **lengths)
-    times_s = clock.times_s[3:]  # the prompt, its token, and one that sets the kernels up
-    return min(after - before for before, after in itertools.pairwise(times_s))  # the least: others may be busy here
+    return [after - before for before, after in itertools.pairwise(clock.times_s[3:])]
 
 
 _TOKENIZER_FILES = ("*token*", "vocab*", "*.model", "*.tiktoken", "*.spm")
@@ -370,6 +421,7 @@ def _shape(model: Any, blocks: Blocks, config: Any, dtype: torch.dtype) -> Model
         kv_window_bytes_per_token=cache.window_bytes_per_token,
         kv_window_tokens=cache.window_tokens,
         element_bytes=element,
+        dtype=str(dtype).removeprefix("torch."),
         score_bytes=running.score_bytes(text, element),
     )
 

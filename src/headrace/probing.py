@@ -8,28 +8,44 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import itertools
 import mmap
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from headrace import machine
-from headrace.core import CHUNK_BYTES, DIRECT_ALIGNMENT, READER_THREADS, Accelerator, Link, Machine, Tier
+from headrace.core import (
+    CHUNK_BYTES,
+    DIRECT_ALIGNMENT,
+    HUGE_PAGE_BYTES,
+    READER_THREADS,
+    Accelerator,
+    Link,
+    Machine,
+    Products,
+    Tier,
+)
 from headrace.errors import InvalidSetting
 
+if TYPE_CHECKING:
+    from headrace.copying.disk import Ticket
+
 DISK_SECONDS = 2.0
+SHARE_SECONDS = 0.3
 SCRATCH_BYTES = 256 * 2**20
 """Of the file that is written if none is given; it is removed again."""
 COPY_BYTES = 128 * 2**20
 DEVICE_SIDE = 8192
 """Of the matrices that an accelerator multiplies."""
-WEIGHT_BYTES = 512 * 2**20
-"""More than caches hold: a small matrix would be read out of them, pass after pass."""
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +64,7 @@ def probe(file: Path | None = None) -> Probed:
     notes = []
     with _readable(file) as path:
         disk_rate, is_direct = measure_disk_bytes_per_s(path)
+        disk_share, compute_share = _shares(path)
     where = "a file written for it" if file is None else repr(str(file))
     notes.append(f"disk: {'direct' if is_direct else 'buffered'} reads of {where}")
     copied = measure_memory_bytes_per_s()
@@ -62,10 +79,14 @@ def probe(file: Path | None = None) -> Probed:
             memory_bytes=machine.available_bytes(),
             cores=machine.cores(),
             disk=Link(Tier.DISK, Tier.DEVICE, disk_rate),
-            compute_bytes_per_s=kernels[0],
-            compute_operations_per_s=kernels[1],
-            layer_overhead_s=kernels[2],
-            pass_overhead_s=kernels[3],
+            compute_bytes_per_s=kernels.bytes_per_s,
+            compute_operations_per_s=kernels.operations_per_s,
+            layer_overhead_s=kernels.layer_s,
+            pass_overhead_s=kernels.pass_s,
+            expert_overhead_s=kernels.expert_s,
+            disk_share=disk_share,
+            compute_share=compute_share,
+            products=kernels.products,
             accelerator=accelerator,
         ),
         tuple(notes),
@@ -132,7 +153,7 @@ def measure_disk_bytes_per_s(file: Path, seconds: float = DISK_SECONDS) -> tuple
     begin_s = time.perf_counter()
 
     def read() -> None:
-        buffer = mmap.mmap(-1, CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # page-aligned
+        buffer = _read_buffer()
         while time.perf_counter() - begin_s < seconds:
             with lock:
                 place = next(places, None)
@@ -149,6 +170,17 @@ def measure_disk_bytes_per_s(file: Path, seconds: float = DISK_SECONDS) -> tuple
         thread.join()
     os.close(descriptor)
     return done[0] / max(time.perf_counter() - begin_s, 1e-9), is_direct
+
+
+def _read_buffer() -> memoryview:
+    """Of one chunk, in huge pages as the engine's slots are."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, CHUNK_BYTES + HUGE_PAGE_BYTES, flags=flags)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    begin = -address % HUGE_PAGE_BYTES
+    return memoryview(memory)[begin : begin + CHUNK_BYTES]
 
 
 def _open(file: Path) -> tuple[int, bool]:
@@ -196,22 +228,100 @@ def measure_memory_bytes_per_s(rounds: int = 5) -> float:
     return median(rates[1:])
 
 
-def _kernels(copied: float) -> tuple[tuple[float, float, float, float], str]:
-    """Weight bytes per second, operations per second, seconds per layer and per pass; and how they came about."""
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """What the processor reaches, and what layers and passes cost beside their products."""
+
+    bytes_per_s: float
+    operations_per_s: float
+    layer_s: float = 0.0
+    pass_s: float = 0.0
+    expert_s: float = 0.0
+    products: Mapping[str, Products] = field(default_factory=dict)
+
+
+def _kernels(copied: float) -> tuple[_Kernels, str]:
+    """Measured or estimated, and how."""
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        guessed = (copied / 2, machine.cores() * GUESSED_OPERATIONS_PER_CORE_PER_S, 0.0, 0.0)
+        guessed = _Kernels(copied / 2, machine.cores() * GUESSED_OPERATIONS_PER_CORE_PER_S)
         return guessed, f"processor: estimated from its memory, since {missing[0]} is not installed"
-    from headrace.model import measure_overhead_s
+    from headrace.model import measure_expert_overhead_s, measure_overhead_s, measure_wide_overhead_s
 
     per_layer, per_pass = measure_overhead_s()
-    measured = (
-        machine.measure_compute_bytes_per_s(nbytes=WEIGHT_BYTES),
-        machine.measure_operations_per_s(),
-        per_layer,
-        per_pass,
+    products = {dtype: machine.measure_products(dtype) for dtype in DTYPES}
+
+    def bytes_per_s() -> float:
+        return machine.measure_products(DTYPES[0], product_rows=(1,)).rates[0][1]
+
+    measured = _Kernels(
+        bytes_per_s=products[DTYPES[0]].rates[0][1],
+        operations_per_s=machine.measure_operations_per_s(DTYPES[0]),
+        layer_s=max(per_layer, measure_wide_overhead_s(per_pass, bytes_per_s)),
+        pass_s=per_pass,
+        expert_s=measure_expert_overhead_s(per_layer),
+        products=products,
     )
-    return measured, "processor: torch's products in bfloat16, and a tiny Llama for what layers cost beside them"
+    return (
+        measured,
+        f"processor: torch's products in {', '.join(DTYPES)}, and tiny models for what layers cost beside them",
+    )
+
+
+def _shares(path: Path) -> tuple[float, float]:
+    """What is left of the disk's rate and of the processor's while both are at work, as they are in a streamed pass."""
+    if importlib.util.find_spec("torch") is None:
+        return 1.0, 1.0
+    import torch
+
+    from headrace.copying.disk import DiskReader
+    from headrace.copying.slots import Slab
+    from headrace.metrics import Metrics
+    from headrace.store import Read
+
+    matrices = [torch.full((2048, 2048), 0.5, dtype=torch.bfloat16) for _ in range(16)]
+    token = torch.ones((1, 2048), dtype=torch.bfloat16)
+    places = [place * CHUNK_BYTES for place in range(path.stat().st_size // CHUNK_BYTES)][:64]
+    target = Slab(CHUNK_BYTES * READER_THREADS)
+    metrics = Metrics()
+    reader = DiskReader({"probe": path}, metrics)
+
+    def rates(*, multiply: bool, read: bool) -> tuple[float, float]:
+        """Products and bytes per second."""
+        products, before = 0, metrics.counters().read_bytes
+        under_way: deque[Ticket] = deque()
+        begin_s = now_s = time.perf_counter()
+        following = itertools.cycle(places)
+        while now_s - begin_s < SHARE_SECONDS:
+            while read and len(under_way) < 2 * READER_THREADS:
+                slot = len(under_way) % READER_THREADS * CHUNK_BYTES
+                piece = Read("probe", next(following), CHUNK_BYTES, CHUNK_BYTES, (), slot)
+                under_way.append(reader.submit([piece], target.address, "probe", keep=target))
+            if multiply:
+                torch.nn.functional.linear(token, matrices[products % len(matrices)])
+                products += 1
+            elif read:
+                under_way[0].wait()
+            while under_way and under_way[0].ready:
+                under_way.popleft()
+            now_s = time.perf_counter()
+        done = products / (now_s - begin_s), (metrics.counters().read_bytes - before) / (now_s - begin_s)
+        for ticket in under_way:
+            ticket.wait()
+        return done
+
+    shares = []
+    try:
+        with torch.inference_mode():
+            rates(multiply=True, read=True)
+            for _ in range(3):
+                products, _ = rates(multiply=True, read=False)
+                _, nbytes = rates(multiply=False, read=True)
+                some_products, some_bytes = rates(multiply=True, read=True)
+                shares.append((min(1.0, some_bytes / nbytes), min(1.0, some_products / products)))
+    finally:
+        reader.close()
+    return median(disk for disk, _ in shares), median(compute for _, compute in shares)
 
 
 # --- accelerator ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ Format: https://github.com/huggingface/safetensors#format (8 bytes of header len
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
+import itertools
 import json
 import math
 import os
@@ -284,6 +287,8 @@ class Read:
     needed_bytes: int
     """From the start of the read to the last byte that is wanted."""
     copies: tuple[Copy, ...]
+    target_offset: int | None = None
+    """Where in the target all of it may be read to as it is, so that nothing has to be copied; None if nowhere."""
 
 
 def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
@@ -298,8 +303,43 @@ def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
     return offsets, align_up(end, DIRECT_ALIGNMENT)
 
 
-def coalesce(placements: Sequence[Placement], chunk_bytes: int) -> tuple[Read, ...]:
+def layout_as_stored(segments: Sequence[Sequence[Segment]], steady: Sequence[bool]) -> tuple[list[int], int]:
+    """Offsets as `layout` gives them, for tensors made of these segments, so that most can be read right into place.
+
+    A direct read needs its place in memory and in the file at the same distance from a page. So neighbours in the file
+    stay neighbours, in pages of their own, as they lie there: at a multiple of TENSOR_ALIGNMENT, or where the file has
+    them if that changes no result (`steady`). What is not so, and what is put together from several segments, follows.
+    """
+    tensors = range(len(segments))
+    stored = [number for number in tensors if _can_lie_as_stored(segments[number], steady[number])]
+    stored.sort(key=lambda number: (segments[number][0].file, segments[number][0].offset))
+    offsets, end, before = [0] * len(segments), 0, None
+    for number in stored:
+        segment = segments[number][0]
+        if before is None or before.file != segment.file or not 0 <= segment.offset - before.end < DIRECT_ALIGNMENT:
+            offsets[number] = align_up(end, DIRECT_ALIGNMENT) + segment.offset % DIRECT_ALIGNMENT
+        else:
+            offsets[number] = end + segment.offset - before.end
+        end, before = offsets[number] + segment.nbytes, segment
+    end = align_up(end, DIRECT_ALIGNMENT)
+    others = sorted(set(tensors) - set(stored))
+    following, nbytes = layout(sum(segment.nbytes for segment in segments[number]) for number in others)
+    for number, offset in zip(others, following, strict=True):
+        offsets[number] = end + offset
+    return offsets, end + nbytes
+
+
+def _can_lie_as_stored(segments: Sequence[Segment], steady: bool) -> bool:
+    if len(segments) != 1 or not segments[0].nbytes:
+        return False
+    return steady or segments[0].offset % TENSOR_ALIGNMENT == 0
+
+
+def coalesce(placements: Sequence[Placement], chunk_bytes: int, target_bytes: int | None = None) -> tuple[Read, ...]:
     """The reads that bring all `placements`: runs of neighbours merged, then cut at multiples of `chunk_bytes`.
+
+    With `target_bytes`, the size of a target that begins and ends with a page, reads that can go right into it say so:
+    then bytes around what is wanted land there too, where nothing else was placed.
 
     Segments are merged if the gap between them is smaller than one aligned page, which would be read anyhow. So every
     page with a wanted byte is read once, and no other page.
@@ -321,7 +361,24 @@ def coalesce(placements: Sequence[Placement], chunk_bytes: int) -> tuple[Read, .
         run.append(placement)
     if run:
         reads.extend(_cut(run, chunk_bytes))
-    return tuple(reads)
+    if target_bytes is None:
+        return tuple(reads)
+    taken = sorted((placement.target_offset, placement.segment.nbytes) for placement in wanted)
+    return tuple(_in_place(read, taken, target_bytes) for read in reads)
+
+
+def _in_place(read: Read, taken: Sequence[tuple[int, int]], target_bytes: int) -> Read:
+    """With the place where all of it can be read to, if there is one. `taken`: offsets and sizes, sorted."""
+    begins = {copy.target_offset - copy.source_offset for copy in read.copies}
+    begin = begins.pop()
+    if begins or begin % DIRECT_ALIGNMENT or begin < 0 or begin + read.nbytes > target_bytes:
+        return read
+    wanted = sum(copy.nbytes for copy in read.copies)
+    first = max(0, bisect.bisect_right(taken, (begin, 0)) - 1)
+    there = 0
+    for offset, nbytes in itertools.takewhile(lambda place: place[0] < begin + read.nbytes, taken[first:]):
+        there += max(0, min(offset + nbytes, begin + read.nbytes) - max(offset, begin))
+    return dataclasses.replace(read, target_offset=begin) if there == wanted else read
 
 
 def _cut(run: Sequence[Placement], chunk_bytes: int) -> Iterable[Read]:

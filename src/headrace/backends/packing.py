@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headrace import errors
-from headrace.blocks import Block, Weight
+from headrace.blocks import Block, Weight, lie_as_stored
 from headrace.store import Read, coalesce, layout
 
 _VERSION = operator.attrgetter("plain._version")
@@ -22,14 +22,26 @@ class Packing:
     """
 
     def __init__(
-        self, block: Block, weights: Sequence[Weight], chunk_bytes: int, in_host: Collection[Weight] = ()
+        self,
+        block: Block,
+        weights: Sequence[Weight],
+        chunk_bytes: int,
+        in_host: Collection[Weight] = (),
+        *,
+        as_stored: bool = False,
     ) -> None:
-        """`in_host`: weights that are not read from disk; they lie first."""
+        """`in_host`: weights that are not read from disk; they lie first.
+
+        `as_stored`: all of them lie so that reads can go right into a slot that begins with a page.
+        """
         self.block = block
         self.weights = weights = (*(w for w in weights if w in in_host), *(w for w in weights if w not in in_host))
-        self.offsets, self.nbytes = layout(weight.nbytes for weight in weights)
+        assert not (as_stored and in_host)
+        as_it_comes = layout(weight.nbytes for weight in weights)
+        self.offsets, self.nbytes = lie_as_stored(weights) if as_stored else as_it_comes
         placed = list(zip(self.weights, self.offsets, strict=True))
-        self.disk_offset = next((offset for weight, offset in placed if weight not in in_host), self.nbytes)
+        on_disk = (offset for weight, offset in placed if weight not in in_host)
+        self.disk_offset = 0 if as_stored else next(on_disk, self.nbytes)
         """Where the weights that are read from disk begin."""
         self.host_placements = [
             placement for weight, offset in placed if weight in in_host for placement in weight.placements(offset)
@@ -41,7 +53,7 @@ class Packing:
             if weight not in in_host
             for placement in weight.placements(offset - self.disk_offset)
         ]
-        self.reads: tuple[Read, ...] = coalesce(placements, chunk_bytes)
+        self.reads: tuple[Read, ...] = coalesce(placements, chunk_bytes, self.nbytes if as_stored else None)
         """Into memory for what follows `disk_offset`."""
         inside = set(block.module.modules())
         forms = [form for weight in weights for form in weight.forms]

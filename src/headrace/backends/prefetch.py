@@ -16,8 +16,12 @@ from headrace.backends.packing import Packing
 from headrace.backends.rings import Delivery, DiskRing, Ring, Slot
 from headrace.blocks import Block, Weight
 from headrace.copying.disk import DiskReader
+from headrace.core import DIRECT_ALIGNMENT, align_up
 from headrace.metrics import Metrics
 from headrace.schedule import Schedule
+
+LEAST_PIECE_BYTES = 2**20
+"""Of a read. Smaller ones cost more processor time than they save waiting (docs/log.md)."""
 
 MANY_TIMES = 1000
 """Of what the device has measured: until then nobody asks it whether it is done."""
@@ -45,7 +49,10 @@ class PrefetchBackend(Backend):
         super().__init__(blocks, weights, metrics)
         if ring is None:
             assert reader is not None
-            packings = [Packing(block, self.weights[block], reader.chunk_bytes) for block in self.blocks]
+            packings = [
+                Packing(block, self.weights[block], _piece_bytes(self.weights[block], reader), as_stored=True)
+                for block in self.blocks
+            ]
             ring = DiskRing(packings, min(slots, len(packings)), reader)
         self.ring = ring
         self.packings = ring.packings
@@ -129,8 +136,17 @@ class PrefetchBackend(Backend):
         packing = self.packings[index]
         slot = self.ring.new_slot(packing.nbytes)
         self.metrics.add(overflow_slots=1, slot_misses=1, blocks_run=1)
-        self.ring.bring(index, slot, urgent=True).wait()
-        self._bind(index, None, slot, packing.parameters(slot.bytes))
+        delivery: Delivery | None = None
+        try:
+            delivery = self.ring.bring(index, slot, urgent=True)
+            delivery.wait()
+            self._bind(index, None, slot, packing.parameters(slot.bytes))
+        except BaseException:
+            if delivery is not None:
+                delivery.cancel()
+                delivery.wait_idle()
+            self.ring.free(slot)
+            raise
 
     # --- into the slots -------------------------------------------------------------------------------------------
 
@@ -202,6 +218,12 @@ class PrefetchBackend(Backend):
                         entry[1].wait_idle()
                 self._views.clear()
                 self.ring.close()
+
+
+def _piece_bytes(weights: Sequence[Weight], reader: DiskReader) -> int:
+    """Small enough that all threads read the block which is needed first, and large enough for the disk."""
+    share = sum(weight.nbytes for weight in weights) // (2 * reader.threads)
+    return min(reader.chunk_bytes, max(LEAST_PIECE_BYTES, align_up(share, DIRECT_ALIGNMENT)))
 
 
 def _range(slot: Slot) -> tuple[int, int]:

@@ -124,6 +124,30 @@ def run(
             "chat 2048, or twice --max-tokens if that is more, or all that the model allows if that is less.",
         ),
     ] = None,
+    speculate: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|lookup|MODEL|off",
+            help="Verify drafts of several tokens in a pass: lookup repeats what followed the same words before, MODEL "
+            "is a smaller one that drafts; default: lookup where a pass waits for weights and answers are not sampled.",
+        ),
+    ] = "auto",
+    batch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help='Answer a file of requests together: a line is {"prompt": ...} or {"messages": [...]}, with "id" and '
+            '"max_tokens" where wanted, or a line of OpenAI\'s batches. Run again, it goes on where it was.',
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="OUT.jsonl", help="With --batch: a line per answer, as they finish."),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --batch: answer so many at a time; default: as memory and speed allow."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,
     trace: Annotated[
         Path | None,
@@ -150,6 +174,10 @@ def run(
         host_memory=host_memory,
         pin_memory=pin_memory,
         context=context,
+        speculate=speculate,
+        batch=batch,
+        output=output,
+        batch_size=batch_size,
         as_json=as_json,
         trace=trace,
         trust_remote_code=trust_remote_code,

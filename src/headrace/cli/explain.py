@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import typer
 
-from headrace.cli import terminal
+from headrace.cli import references, terminal
 from headrace.errors import InvalidSetting, NotInReference, PackageNotFound, UnknownErrorId
 from headrace.reference import owners, tracebacks
 from headrace.reference.database import Catalogue, built_packages, database_path
@@ -56,11 +53,13 @@ def _pasted() -> str:
 
 
 def _show(explanation: Explanation, *, as_json: bool, short: bool) -> None:
-    from headrace.reference import explained
-
     if as_json:
-        typer.echo(json.dumps(explained.document(explanation), indent=2, ensure_ascii=False))
+        from headrace.reference.document import document
+
+        typer.echo(json.dumps(document(explanation), indent=2, ensure_ascii=False))
     elif short:
+        from headrace.reference import explained
+
         typer.echo(explained.short(explanation))
     else:
         from headrace.cli.explain_text import show
@@ -82,7 +81,7 @@ def _page(page_id: str, catalogues: Sequence[Catalogue]) -> Explanation:
 
 def _catalogues(paste: str, package: str | None) -> list[Catalogue]:
     if package is not None:
-        return [_opened(package)]
+        return [references.opened(package)]
     names = dict.fromkeys(
         [*_packages_of_frames(paste), *sorted(built_packages(), key=lambda name: name == _OURS), _OURS]
     )
@@ -101,33 +100,6 @@ def _packages_of_frames(paste: str) -> list[str]:
 
 def _opened_if_possible(name: str) -> Catalogue | None:
     try:
-        return _opened(name)
+        return references.opened(name)
     except (NotInReference, PackageNotFound):
         return None
-
-
-def _opened(name: str) -> Catalogue:
-    """The reference of a package; it is built first if it is missing or old and the package is installed."""
-    path = database_path(name)
-    if name != _OURS or _up_to_date(path):
-        try:
-            return Catalogue.open(path)
-        except NotInReference:
-            pass
-    from headrace.cli.reference_work import build_quietly
-
-    built = build_quietly(name)
-    with contextlib.suppress(OSError):
-        os.utime(built)  # a build that found nothing new leaves the file as it is, and it would be asked for again
-    return Catalogue.open(built)
-
-
-def _up_to_date(database: Path) -> bool:
-    """Whether our own reference is younger than our source, which changes without a new version in development."""
-    import headrace
-
-    assert headrace.__file__ is not None
-    folder = Path(headrace.__file__).parent
-    if not database.exists():
-        return False
-    return database.stat().st_mtime > max(file.stat().st_mtime for file in folder.rglob("*.py"))

@@ -46,6 +46,7 @@ def _found(explanation: Explanation, width: int) -> Iterator[Text]:
     yield from _section("of", explained.piece_lines(explanation), width)
     yield from _where(explanation)
     yield from _section("fix", explained.fix_lines(explanation), width)
+    yield from _section("verified", explained.tried(explanation), width)
     yield from _command(explanation)
     yield from _own(explanation, width)
     yield from _section("situations", explained.situation_lines(explanation), width)

@@ -33,7 +33,7 @@ def _rows(here: Machine) -> list[tuple[str, str]]:
     rows = [
         ("memory", f"{format_bytes(here.memory_bytes)} that a process can have now"),
         ("disk", format_rate(here.disk.bytes_per_s)),
-        ("weights", f"{format_rate(here.compute_bytes_per_s)} through {here.cores} cores, decoding"),
+        *_product_rows(here),
         ("matrices", f"{here.compute_operations_per_s / 1e9:.0f} billion operations/s"),
         (
             "overhead",
@@ -49,3 +49,13 @@ def _rows(here: Machine) -> list[tuple[str, str]]:
             ("its matrices", f"{gpu.operations_per_s / 1e12:.0f} trillion operations/s"),
         ]
     return rows
+
+
+def _product_rows(here: Machine) -> list[tuple[str, str]]:
+    """Weight bytes through the cores, by dtype and by tokens at once."""
+    if not here.products:
+        return [("weights", f"{format_rate(here.compute_bytes_per_s)} through {here.cores} cores, decoding")]
+    return [
+        (dtype, ", ".join(f"{format_rate(rate)} for {rows}" for rows, rate in products.rates) + " tokens at once")
+        for dtype, products in here.products.items()
+    ]

@@ -15,12 +15,18 @@ app = typer.Typer(
 )
 
 Package = Annotated[str, typer.Argument(metavar="PACKAGE", help="A package by the name that it is imported by.")]
+OptionalPackage = Annotated[
+    str | None, typer.Argument(metavar="[PACKAGE]", help="Only this one; default: all that were built.")
+]
 SourceOption = Annotated[
     Path | None, typer.Option("--source", metavar="DIR", help="Read this directory instead of the installed package.")
 ]
 WheelOption = Annotated[
     list[Path] | None,
     typer.Option("--wheel", metavar="FILE", help="Read this wheel instead; several of one package tell its history."),
+]
+VerifyOption = Annotated[
+    bool, typer.Option("--verify", help="Also run the functions, to see that the conditions are right.")
 ]
 
 
@@ -37,6 +43,7 @@ def build(
         str | None,
         typer.Option("--distribution", metavar="NAME", help="With --versions: what pip calls it; default: PACKAGE."),
     ] = None,
+    verify: VerifyOption = False,
     prose_from: Annotated[
         str | None,
         typer.Option(
@@ -53,7 +60,11 @@ def build(
         str | None, typer.Option("--prose-ids", metavar="ID,ID", help="Ask only about the errors with these ids.")
     ] = None,
 ) -> None:
-    """Read the source of a package, nothing of it is imported or run, and store its errors in the cache.
+    """Read the source of a package and store its errors in the cache. Nothing of it is imported or run.
+
+    Only with --verify are its functions run, each cut out of its file, with stand-ins for all that is around it: once
+    with values that meet the condition of an error, and once with values that mend it. That happens in processes with a
+    time limit, without network, in a temporary directory.
 
     A model is asked only with --prose-from: it is shown the source of an error (the key is OPENAI_API_KEY's), and a
     sentence of it that names anything which is not there is dropped.
@@ -61,7 +72,7 @@ def build(
     from headrace.cli.reference_work import build_package, fetched, write_prose
 
     wheels = [*(wheel or []), *(fetched(distribution or package, versions) if versions is not None else [])]
-    path = build_package(package, source, wheels)
+    path = build_package(package, source, wheels, verify=verify)
     if prose_from is not None:
         write_prose(path, prose_from, model=prose_model, limit=prose_limit, ids=prose_ids)
 
@@ -102,16 +113,51 @@ def lint(
     return lint_package(package, source, wheel or [], as_json=as_json, sarif_file=sarif)
 
 
-@app.command(short_help="Write what is known as files.")
+@app.command(short_help="Write the pages as files.")
 def export(
-    package: Package,
+    package: OptionalPackage = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="DIR", help="Pages to open or to publish, in a new directory or an earlier one."
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Every error in one JSON document, one a line.")
+    ] = None,
     sarif: Annotated[
-        Path, typer.Option("--sarif", metavar="FILE", help="What `headrace reference lint` finds, as SARIF 2.1.0.")
-    ],
+        Path | None,
+        typer.Option(
+            "--sarif", metavar="FILE", help="What `headrace reference lint` finds in PACKAGE, as SARIF 2.1.0."
+        ),
+    ] = None,
     source: SourceOption = None,
     wheel: WheelOption = None,
 ) -> int:
-    """Write what is known of a package's errors to a file."""
-    from headrace.cli.reference_lint import export_sarif
+    """Write the errors of a package, or of all that were built, as pages that need no server or as JSON.
 
-    return export_sarif(package, source, wheel or [], sarif)
+    With --sarif, what is wrong with the messages of one package; --source and --wheel are for that alone.
+    """
+    if sarif is not None:
+        from headrace.cli.reference_lint import export_sarif
+
+        export_sarif(package, source, wheel or [], sarif)
+        if html is None and json is None:
+            return 0
+    from headrace.cli.reference_pages import export as command
+
+    return command(package, html, json)
+
+
+@app.command(short_help="Serve the pages and a search.")
+def serve(
+    packages: Annotated[
+        list[str] | None, typer.Argument(metavar="[PACKAGE]...", help="Only these; default: all that were built.")
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen there; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="0 takes any port that is free.", min=0, max=65535)] = 8001,
+) -> int:
+    """Serve the errors of packages as pages at /errors and as JSON at /api, with a search and an answer to pastes."""
+    from headrace.cli.reference_pages import serve as command
+
+    return command(packages or [], host, port)

@@ -14,7 +14,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli.reference_work import progress_bar, sources
-from headrace.errors import OutputFailed
+from headrace.errors import InvalidSetting, OutputFailed
 from headrace.reference import lint, sarif
 from headrace.reference.packages import PackageSource
 
@@ -37,13 +37,16 @@ def lint_package(
     return 1 if findings else 0
 
 
-def export_sarif(package: str, source: Path | None, wheels: Sequence[Path], file: Path) -> int:
-    """Write the findings as SARIF; to have some is no failure here."""
+def export_sarif(package: str | None, source: Path | None, wheels: Sequence[Path], file: Path) -> None:
+    """Write the findings as SARIF; to have some is no failure here. Raises: InvalidSetting, OutputFailed ..."""
+    if package is None:
+        raise InvalidSetting(
+            setting="PACKAGE", value="missing", allowed="given with --sarif", suggestion="the package to look through"
+        )
     one = sources(package, source, wheels)[-1]
     findings = _findings(one)
     _write_json(file, sarif.document(findings, one, __version__))
     typer.echo(f"{len(findings)} findings in {file}")
-    return 0
 
 
 def _findings(source: PackageSource) -> list[lint.Finding]:

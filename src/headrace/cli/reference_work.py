@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -47,15 +47,17 @@ def fetched(distribution: str, versions: str) -> list[Path]:
     return found
 
 
-def build_package(package: str, source: Path | None, wheels: Sequence[Path]) -> Path:
+def build_package(package: str, source: Path | None, wheels: Sequence[Path], *, verify: bool = False) -> Path:
     """Build the reference and tell what is in it; of several versions what changed from one to the next."""
     found = sources(package, source, wheels)
     with progress_bar() as show:
-        path = build_versions(found, on_progress=show)
+        path = build_versions(found, on_progress=show, verify=verify)
     with Catalogue.open(path) as catalogue:
         if len(found) > 1:
             _tell_changes(catalogue)
         typer.echo(f"{catalogue.package} {catalogue.version}: {len(catalogue)} errors, in {path}")
+        if verify:
+            typer.echo(_tried(catalogue.tried))
     return path
 
 
@@ -66,7 +68,7 @@ def write_prose(path: Path, url: str, *, model: str | None, limit: int, ids: str
 
     endpoint = Endpoint.open(url, model)
     wanted = [page_id.strip() for page_id in (ids or "").split(",") if page_id.strip()]
-    with progress_bar("errors") as show:
+    with progress_bar() as show:
         written = prose.write(path, endpoint, ids=wanted, limit=limit, on_progress=show)
     typer.echo(
         f"{endpoint.model} was asked about {written.pages} errors: {written.sentences} sentences kept, "
@@ -93,6 +95,13 @@ def _tell_changes(catalogue: Catalogue) -> None:
         )
 
 
+def _tried(counts: Mapping[str, int]) -> str:
+    verified, refuted, left = (counts.get(verdict, 0) for verdict in ("verified", "refuted", "not run"))
+    return (
+        f"Conditions tried by running their functions: {verified} verified, {refuted} refuted, {left} could not be run."
+    )
+
+
 def build_quietly(package: str) -> Path:
     """Build the reference of an installed package because something asks for it. Raises: PackageNotFound ..."""
     return _built(packages.installed(package))
@@ -104,10 +113,10 @@ def _built(source: PackageSource) -> Path:
 
 
 @contextlib.contextmanager
-def progress_bar(noun: str = "files") -> Iterator[reading.Progress]:
+def progress_bar() -> Iterator[reading.Progress]:
     """A bar that vanishes when it is done; nothing where standard error is no terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(noun))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
 

@@ -37,6 +37,12 @@ class RunOptions:
     host_memory: str | None = None
     pin_memory: bool = True
     context: int | None = None
+    speculate: str = "auto"
+    """A word, or a smaller model."""
+    batch: Path | None = None
+    """Requests, one a line; then `output` is where answers go."""
+    output: Path | None = None
+    batch_size: int | None = None
     as_json: bool = False
     trace: Path | None = None
     trust_remote_code: bool = False
@@ -60,11 +66,33 @@ class RunOptions:
         _require(top_p is None or temperature != 0, "--temperature", beside, allowed, "0.7")
         _require(seed is None or 0 <= seed < 2**63, "--seed", seed, "0 to 2**63 - 1", "0")
         _require(self.context is None or self.context >= 1, "--context", self.context, "at least 1", str(CHAT_CONTEXT))
+        _require(self.speculate != "", "--speculate", "empty", "auto, lookup, off or a model", "auto")
+        self._check_batch()
         if self.prompt is not None:
             _require(self.prompt.strip() != "", "--prompt", "empty", "some text", "'Hello'")
             terminal.check_text(self.prompt, "--prompt")
         if self.trace is not None:
             _check_writable(self.trace)
+
+    def _check_batch(self) -> None:
+        """What goes together with a file of requests, and what does not."""
+        if self.batch is None:
+            needless, beside = "for answers to a file of requests", "given together with --batch"
+            _require(self.output is None, "--output", needless, beside, "with --batch FILE")
+            _require(self.batch_size is None, "--batch-size", needless, beside, "with --batch FILE")
+            return
+        output, size = self.output, self.batch_size
+        _require(output is not None, "--output", "not there", "a file for the answers beside --batch", "answers.jsonl")
+        assert output is not None
+        is_itself = output.exists() and self.batch.exists() and output.samefile(self.batch)
+        _require(not is_itself, "--output", repr(str(output)), "another file than --batch", "answers.jsonl")
+        _require(size is None or size >= 1, "--batch-size", size, "at least 1", "16")
+        _require(self.prompt is None, "--prompt", "given", "left out beside --batch", "in the file")
+        is_alone = self.speculate in ("auto", "off")
+        _require(is_alone, "--speculate", self.speculate, "auto or off beside --batch, whose passes are shared", "off")
+        on_cpu = self.device in (None, "cpu")
+        _require(on_cpu, "--device", self.device, "cpu beside --batch", "cpu")
+        _require(self.trace is None, "--trace", self.trace, "left out beside --batch", "without --batch")
 
 
 def _check_writable(trace: Path) -> None:
@@ -94,6 +122,10 @@ def _require(valid: bool, setting: str, value: object, allowed: str, suggestion:
 def run(options: RunOptions, config: OffloadConfig) -> int:
     """Load, answer, report. Returns the exit code: 130 if the answer was interrupted."""
     require_engine()
+    if options.batch is not None:
+        from headrace.cli.batch import run_batch
+
+        return run_batch(options, config, options.max_tokens or MAX_TOKENS)
     prompt = options.prompt
     if prompt is None and not sys.stdin.isatty():
         prompt = terminal.read_text().strip()
@@ -140,6 +172,8 @@ class _Session:
                 device=options.device,
                 host_memory=options.host_memory,
                 pin_memory=options.pin_memory,
+                speculate=options.speculate,
+                sampling=self._sampling(),
                 trust_remote_code=options.trust_remote_code,
                 tracing=options.trace is not None,
                 on_progress=bars,
@@ -151,6 +185,10 @@ class _Session:
         terminal.raise_if_interrupted()
         self.console.print(show.plan_rows(plan))
         self.console.print()
+
+    def _sampling(self) -> Any:
+        options = self.options
+        return self._generate.Sampling(self.max_tokens, options.temperature, options.top_p, options.seed)
 
     def _plan_tokens(self, tokenizer: Any, longest: int | None, prompt: str | None) -> tuple[int, int]:
         """How many tokens the cache is planned for, and how many are prefilled at once."""
@@ -222,12 +260,15 @@ class _Session:
 
         try:
             ids = self._encode_what_fits()
-            sampling = self._generate.Sampling(
-                self.max_tokens, self.options.temperature, self.options.top_p, self.options.seed
-            )
             with terminal.without_echo(), terminal.interrupt_sets_event() as stop:
                 answer = self._generate.generate(
-                    self.engine.model, self.engine.tokenizer, ids, sampling, on_text=write, stop=stop
+                    self.engine.model,
+                    self.engine.tokenizer,
+                    ids,
+                    self._sampling(),
+                    on_text=write,
+                    stop=stop,
+                    drafter=self.engine.drafter,
                 )
         except BaseException as error:
             self.messages = before  # a question without an answer is no part of the conversation

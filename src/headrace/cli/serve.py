@@ -18,19 +18,18 @@ from headrace.server.options import ServeOptions
 def serve(options: ServeOptions, config: OffloadConfig) -> int:
     """Serve until a signal. Returns the exit code."""
     require_engine()
-    for package in ("fastapi", "uvicorn", "prometheus_client", "openai"):
+    for package in ("fastapi", "jinja2", "uvicorn", "prometheus_client", "openai"):
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(package=package, purpose="Serving a model", extra="serve")
-    from headrace.server import process
+    from headrace.server import listening, process
     from headrace.server.service import Service
 
     terminal.raise_if_interrupted()
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("headrace.server").setLevel(logging.INFO)
     console = Console(stderr=True, highlight=False)
-    listener = process.bind(options)
-    host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    listener = listening.bind(options)
+    url = listening.url(listener)
 
     def load() -> Service:
         with show.bars(console) as bars:

@@ -81,18 +81,21 @@ def _figures(report: Report, answers: list[Answer]) -> Iterator[tuple[str, str]]
         yield "ring", f"{format_bytes(report.ring_bytes)} of memory for what streams, so offloading {saving}"
     if counters.passes and counters.read_bytes:
         rate = counters.read_bytes / counters.passes
+        is_one = answers and not any(answer.drafted_tokens for answer in answers)
+        each = "token" if is_one else "pass"
         yield (
             "read",
-            f"{format_bytes(rate)} per token, {format_bytes(counters.read_bytes)} in {counters.passes} passes over the "
-            "layers",
+            f"{format_bytes(rate)} per {each}, {format_bytes(counters.read_bytes)} in {counters.passes} passes over "
+            "the layers",
         )
     speed = tokens_per_s(answers)
     if speed is not None:
         yield (
             "speed",
-            f"{speed:.2f} tokens/s, {100 * speed * bound.seconds:.0f} % of the bound of {1 / bound.seconds:.2f} "
-            f"tokens/s ({format_seconds(bound.seconds)} per pass, limited by {bound.limited_by})",
+            f"{speed:.2f} tokens/s, {100 * share_of_bound(report, answers):.0f} % of the bound of "
+            f"{_per_second(report, answers)} ({format_seconds(bound.seconds)} per pass, limited by {bound.limited_by})",
         )
+        yield from _drafts(answers)
     if answers:
         last = " (the last answer's)" if len(answers) > 1 else ""
         yield "first token", f"after {format_seconds(answers[-1].seconds_to_first_token)}{last}"
@@ -103,6 +106,24 @@ def _figures(report: Report, answers: list[Answer]) -> Iterator[tuple[str, str]]
     yield "peak memory", _peak(report)
     for fallback in report.fallbacks:
         yield "fallback", fallback
+
+
+def _per_second(report: Report, answers: list[Answer]) -> str:
+    """The bound in tokens: with drafts there are as many in a pass as there were."""
+    bound = 1 / report.bound.seconds
+    made = tokens_per_pass(answers) or 1.0
+    return f"{bound:.2f} tokens/s" if made == 1 else f"{bound * made:.2f} tokens/s at {made:.2f} per pass"
+
+
+def _drafts(answers: list[Answer]) -> Iterator[tuple[str, str]]:
+    made, drafted = tokens_per_pass(answers), sum(answer.drafted_tokens for answer in answers)
+    if made is not None and drafted:
+        passes = sum(answer.decode_passes for answer in answers)
+        right = sum(answer.accepted_tokens for answer in answers)
+        yield (
+            "speculation",
+            f"{made:.2f} tokens per pass: in {passes} passes {right} of {drafted} drafted tokens were right",
+        )
 
 
 def _tiers(report: Report) -> str:
@@ -125,11 +146,18 @@ def figures(report: Report, answers: list[Answer]) -> dict[str, Any]:
     speed = tokens_per_s(answers)
     return {
         "answers": [
-            asdict(answer) | {"seconds_per_token": answer.seconds_per_token, "tokens_per_s": answer.tokens_per_s}
+            asdict(answer)
+            | {
+                "seconds_per_token": answer.seconds_per_token,
+                "tokens_per_s": answer.tokens_per_s,
+                "tokens_per_pass": answer.tokens_per_pass,
+                "accepted_tokens": answer.accepted_tokens,
+            }
             for answer in answers
         ],
         "tokens_per_s": speed,
-        "share_of_bound": None if speed is None else speed * report.bound.seconds,
+        "tokens_per_pass": tokens_per_pass(answers),
+        "share_of_bound": None if speed is None else share_of_bound(report, answers),
         "report": report.to_json(),
     }
 
@@ -138,6 +166,18 @@ def tokens_per_s(answers: list[Answer]) -> float | None:
     """Over every decoded token of all answers, or None if no answer had two tokens."""
     seconds = [second for answer in answers for second in answer.decode_seconds]
     return len(seconds) / sum(seconds) if seconds else None
+
+
+def tokens_per_pass(answers: list[Answer]) -> float | None:
+    """Over all passes after first tokens, or None if there were none."""
+    passes = sum(answer.decode_passes for answer in answers)
+    return sum(len(answer.decode_seconds) for answer in answers) / passes if passes else None
+
+
+def share_of_bound(report: Report, answers: list[Answer]) -> float:
+    """How near passes are to the physical limit, which is 1.0; drafts do not count, since the bound is of a pass."""
+    speed, made = tokens_per_s(answers), tokens_per_pass(answers)
+    return 0.0 if speed is None or made is None else speed / made * report.bound.seconds
 
 
 class Bars:
@@ -163,11 +203,16 @@ def bars(console: Console) -> Iterator[Bars]:
 
 def rate_line(report: Report, answer: Answer) -> str:
     """One line after an answer: speed, share of the bound, what was read."""
-    bound = report.bound
     speed = tokens_per_s([answer])
     tokens = len(answer.token_ids)
     if speed is None:
         return f"{tokens} token{'s' if tokens != 1 else ''}"
-    share = 100 * speed * bound.seconds
-    moved = format_rate(speed * report.read_bytes_per_pass) if report.counters.read_bytes else ""
-    return f"{tokens} tokens, {speed:.2f} tokens/s ({share:.0f} % of the bound){', reading ' + moved if moved else ''}"
+    made = answer.tokens_per_pass or 1.0
+    share = 100 * share_of_bound(report, [answer])
+    moved = format_rate(speed / made * report.read_bytes_per_pass) if report.counters.read_bytes else ""
+    parts = [
+        f"{tokens} tokens, {speed:.2f} tokens/s ({share:.0f} % of the bound)",
+        *([f"{made:.2f} tokens per pass"] if answer.drafted_tokens else []),
+        *([f"reading {moved}"] if moved else []),
+    ]
+    return ", ".join(parts)

@@ -8,9 +8,7 @@ import mmap
 
 import torch
 
-from headrace.core import DIRECT_ALIGNMENT, align_up
-
-HUGE_PAGE_BYTES = 2 * 2**20
+from headrace.core import DIRECT_ALIGNMENT, HUGE_PAGE_BYTES, align_up
 
 
 class Slab:

@@ -27,6 +27,7 @@ from headrace.cuts import Cut, best_cut, least_rest, moved_bytes, slot_bytes
 from headrace.planner import costs, reasons
 from headrace.planner.costs import Demand
 from headrace.planner.placing import Placement, place
+from headrace.planner.speculating import speculation
 from headrace.units import format_bytes
 
 
@@ -109,14 +110,15 @@ def _too_small(
     fixed = shape.weight_bytes - table_bytes - sum(block.nbytes for block in streams) + stays
     overhead = costs.overhead_bytes(shape, demand)
     kv_bytes = costs.kv_bytes(shape, demand)
+    draft_bytes = costs.draft_bytes(demand)
     return errors.BudgetTooSmall(
         memory_bytes=demand.memory_bytes or 0,
         needed_bytes=align_up(overhead + fixed + ring, 2**20),
         baseline_bytes=demand.baseline_bytes,
-        fixed_bytes=fixed,
+        fixed_bytes=fixed + draft_bytes,
         ring_bytes=ring,
         kv_bytes=kv_bytes,
-        working_bytes=overhead - demand.baseline_bytes - kv_bytes,
+        working_bytes=overhead - demand.baseline_bytes - kv_bytes - draft_bytes,
     )
 
 
@@ -233,7 +235,7 @@ def _within_budget(shape: ModelShape, demand: Demand, made: Plan) -> Plan:
             memory_bytes=demand.memory_bytes,
             needed_bytes=align_up(made.memory.total_bytes, 2**20),
             baseline_bytes=demand.baseline_bytes,
-            fixed_bytes=made.memory.resident_bytes,
+            fixed_bytes=made.memory.resident_bytes + made.memory.draft_bytes,
             ring_bytes=made.memory.ring_bytes,
             kv_bytes=made.memory.kv_bytes,
             working_bytes=made.memory.staging_bytes + made.memory.working_bytes,
@@ -273,10 +275,12 @@ def _assemble(
         staging_bytes=0 if below is not None else demand.staging_bytes,
         kv_bytes=costs.kv_bytes(shape, demand),
         working_bytes=costs.working_bytes(shape, demand),
+        draft_bytes=costs.draft_bytes(demand),
     )
     if backend == "resident" and not demand.has_accelerator:
         kept = costs.kept_bytes(demand, memory.total_bytes)
         memory = dataclasses.replace(memory, working_bytes=memory.working_bytes + kept)
+    reached = costs.bound(costs.decode_compute_s(shape, machine, demand), machine, per_pass, from_disk)
     made = Plan(
         backend=backend,
         choices=(),
@@ -286,14 +290,19 @@ def _assemble(
         slot_bytes=slot,
         offloaded_bytes=moved + table_bytes,
         memory=memory,
-        bound=costs.bound(costs.decode_compute_s(shape, machine, demand), machine, per_pass, from_disk),
+        bound=reached,
         prefill=costs.bound(costs.prefill_compute_s(shape, machine, demand), machine, per_pass, from_disk),
-        overhead_s=machine.pass_overhead_s + machine.layer_overhead_s * costs.layer_count(shape),
+        overhead_s=costs.overhead_s(shape, machine) + costs.contention_s(machine, reached),
         batch=demand.batch,
         host=None if below is None else below.host,
         on_host=() if below is None else tuple(below.on_host.items()),
     )
-    return dataclasses.replace(made, choices=(*choices, *reasons.explain(made, shape, demand)))
+    choices = [*choices, *reasons.explain(made, shape, demand)]
+    if demand.speculate is not None:
+        chosen, why = speculation(shape, machine, demand, made.bound)
+        made = dataclasses.replace(made, speculation=chosen)
+        choices.append(reasons.of_speculation(chosen, why))
+    return dataclasses.replace(made, choices=tuple(choices))
 
 
 def _below(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from headrace.core import Bound, Machine, ModelShape
 
@@ -21,6 +23,10 @@ MEMORY_SHARE = 0.9
 
 DEFAULT_CONTEXT = 2048
 """Tokens that memory is planned for, when nobody says."""
+
+
+MOST_DRAFTED = 10
+"""Tokens per pass; of more the last ones are hardly ever right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,19 @@ class Demand:
     host_bytes: int | None = None
     """None for no limit."""
     host_baseline_bytes: int = 0
+    speculate: Literal["auto", "off", "lookup", "draft"] | None = None
+    """None where it is not a question."""
+    greedy: bool = True
+    """Whether the likeliest token is taken each time."""
+    cannot_speculate: str = ""
+    """Why drafts cannot be verified with this model, if so."""
+    draft: ModelShape | None = None
+    """The smaller model that drafts: all of it is resident."""
+
+    @property
+    def drafted_tokens(self) -> int:
+        """That a pass may have to hold logits for."""
+        return 0 if self.speculate in (None, "off") or self.cannot_speculate else MOST_DRAFTED
 
 
 def layer_count(shape: ModelShape) -> int:
@@ -64,16 +83,26 @@ def kv_bytes(shape: ModelShape, demand: Demand) -> int:
 
 def working_bytes(shape: ModelShape, demand: Demand) -> int:
     """Activations of the prefill, logits, and the margin."""
-    prefill = _activation_bytes(shape, demand)
+    prefill = max(_activation_bytes(each, demand) for each in (shape, demand.draft) if each is not None)
     head = shape.head_bytes if demand.batch > 1 or shape.head_always_copied else 0
     experts = _expert_bytes(shape, demand.prefill_tokens * demand.batch)
-    return prefill + head + experts + shape.logits_bytes * demand.batch + demand.margin_bytes
+    logits = shape.logits_bytes * (demand.batch + demand.drafted_tokens)
+    return prefill + head + experts + logits + demand.margin_bytes
 
 
 def _activation_bytes(shape: ModelShape, demand: Demand) -> int:
     """The larger of what is live in the MLP and in attention, where about a third as much is, beside the scores."""
     in_mlp = shape.activation_bytes_per_token * demand.prefill_tokens * demand.batch
     return max(in_mlp, in_mlp // 3 + shape.score_bytes * demand.prefill_tokens**2 * demand.batch)
+
+
+def draft_bytes(demand: Demand) -> int:
+    """Of the smaller model that drafts: its weights, its cache, and the logits that it leaves with each draft."""
+    if demand.draft is None:
+        return 0
+    alone = dataclasses.replace(demand, draft=None, batch=1)
+    logits = demand.draft.logits_bytes * (1 + demand.drafted_tokens)
+    return demand.draft.weight_bytes + kv_bytes(demand.draft, alone) + logits
 
 
 def kept_bytes(demand: Demand, total_bytes: int) -> int:
@@ -90,7 +119,8 @@ def _expert_bytes(shape: ModelShape, tokens: int) -> int:
 def overhead_bytes(shape: ModelShape, demand: Demand) -> int:
     """Everything on the device that is neither a resident weight nor the ring."""
     staging = 0 if demand.has_accelerator else demand.staging_bytes
-    return demand.baseline_bytes + staging + kv_bytes(shape, demand) + working_bytes(shape, demand)
+    running = kv_bytes(shape, demand) + working_bytes(shape, demand)
+    return demand.baseline_bytes + staging + running + draft_bytes(demand)
 
 
 # --- time -----------------------------------------------------------------------------------------------------------
@@ -119,9 +149,8 @@ def multiplied_numbers(shape: ModelShape) -> float:
 
 def decode_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
     """Of one pass that makes a token for each sequence: its weights, and half of the cache, go through the cores."""
-    rate = machine.weight_bytes_per_s
     cached = (shape.kv_bytes_per_token * demand.context_tokens + _window_bytes(shape, demand)) * demand.batch / 2
-    return max((used_bytes(shape, demand.batch) + cached) / rate, _multiplying_s(shape, machine, demand.batch))
+    return _product_s(shape, machine, demand.batch) + cached / machine.weight_bytes_per_s
 
 
 def _window_bytes(shape: ModelShape, demand: Demand) -> int:
@@ -130,16 +159,24 @@ def _window_bytes(shape: ModelShape, demand: Demand) -> int:
 
 def prefill_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
     """Of the pass over the prompt."""
-    tokens = demand.prefill_tokens * demand.batch
-    return max(
-        used_bytes(shape, tokens) / machine.weight_bytes_per_s,
-        _multiplying_s(shape, machine, tokens) + _attending_s(shape, machine, demand),
-    )
+    return _product_s(shape, machine, demand.prefill_tokens * demand.batch) + _attending_s(shape, machine, demand)
 
 
-def _multiplying_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
+def _product_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
+    """Of all weights with so many rows: of those that must be gone through, or of those that each row needs."""
+    products = None if machine.accelerator is not None else machine.products.get(shape.dtype)
+    if products is not None:
+        return max(products.seconds(used_bytes(shape, tokens), 1), products.seconds(used_bytes(shape, 1), tokens))
     rate = machine.operations_per_s
-    return 2 * multiplied_numbers(shape) * tokens / rate if rate > 0 else 0.0
+    multiplying_s = 2 * multiplied_numbers(shape) * tokens / rate if rate > 0 else 0.0
+    return max(used_bytes(shape, tokens) / machine.weight_bytes_per_s, multiplying_s)
+
+
+def overhead_s(shape: ModelShape, machine: Machine) -> float:
+    """What a pass takes beside its products: the interpreter, and starting kernels."""
+    routed = sum(1 for block in shape.blocks if any(param.used_share < 1 for param in block.params))
+    layers = machine.layer_overhead_s * layer_count(shape)
+    return machine.pass_overhead_s + layers + machine.expert_overhead_s * routed
 
 
 def _attending_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
@@ -147,6 +184,18 @@ def _attending_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
     rate = machine.operations_per_s
     cached = (shape.kv_bytes_per_token + shape.kv_window_bytes_per_token) / shape.element_bytes
     return cached * demand.prefill_tokens**2 * demand.batch / rate if rate > 0 else 0.0
+
+
+def contention_s(machine: Machine, reached: Bound) -> float:
+    """By how much computing and reading, both at once, exceed the slower of the two: each holds the other up."""
+    if machine.accelerator is not None or not reached.moved_bytes:
+        return 0.0
+    compute_s, link_s = reached.compute_s / machine.compute_share, reached.moving_s / machine.disk_share
+    if compute_s < link_s:  # what is left to read then goes on alone
+        together = compute_s + reached.moving_s - machine.disk_share * compute_s
+    else:
+        together = link_s + reached.compute_s - machine.compute_share * link_s
+    return together - reached.seconds
 
 
 def bound(compute_s: float, machine: Machine, moved_bytes: int, disk_bytes: int) -> Bound:

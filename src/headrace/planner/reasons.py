@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.core import Bound, Choice, ModelShape, Plan
+from headrace.core import Bound, Choice, ModelShape, Plan, Speculation
 from headrace.planner.costs import Demand
 from headrace.units import format_bytes, format_rate, format_seconds
 
@@ -28,6 +28,7 @@ def _memory(made: Plan, demand: Demand) -> Iterator[Choice]:
             f"KV cache for {demand.context_tokens} tokens {format_bytes(memory.kv_bytes)}",
             *([f"staging {format_bytes(memory.staging_bytes)}"] if memory.staging_bytes else []),
             f"working memory {format_bytes(memory.working_bytes)}",
+            *([f"draft model {format_bytes(memory.draft_bytes)}"] if memory.draft_bytes else []),
         ]
         yield Choice(
             "memory",
@@ -92,6 +93,12 @@ def _speed(made: Plan, demand: Demand) -> Iterator[Choice]:
             f"after {format_seconds(made.seconds_to_first_token)}",
             f"a prompt of {tokens} tokens is one pass: {_limits(made.prefill)}",
         )
+
+
+def of_speculation(chosen: Speculation, why: str) -> Choice:
+    """The row for drafts."""
+    value = f"{chosen.kind}, {chosen.tokens} tokens" if chosen.tokens else chosen.kind
+    return Choice("speculation", value.replace("1 tokens", "1 token") if chosen.tokens == 1 else value, why)
 
 
 def _limits(bound: Bound) -> str:

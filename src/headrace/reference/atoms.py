@@ -7,6 +7,8 @@ import copy
 import functools
 from collections.abc import Iterator, Mapping
 
+from headrace.reference.flow import nodes
+
 _INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
@@ -20,12 +22,17 @@ _INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.NotIn: ast.In,
 }
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_READS_NO_DEEPER = {"len", "isinstance", "issubclass", "type", "id", "callable", "bool"}
+"""What these tell of a value does not change with its attributes."""
 _SETS = {"set", "frozenset", "keys", "intersection", "union", "difference"}
 
 
 def conjuncts(test: ast.expr, polarity: bool) -> Iterator[ast.expr]:
     """The expressions that all hold if `test` is `polarity`; each has its polarity applied."""
     match test:
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Compare(ops=[op])) if polarity and isinstance(op, _ORDERS):
+            # People write `not a <= b` of sets, where `a > b` would be another question.
+            yield test
         case ast.UnaryOp(op=ast.Not()):
             yield from conjuncts(test.operand, not polarity)
         case ast.BoolOp(op=ast.And()) if polarity:
@@ -108,12 +115,12 @@ def kind_of(test: ast.expr) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def reads(expression: ast.expr) -> tuple[frozenset[str], frozenset[str]]:
-    """Dotted paths that an expression reads, and those whose methods it calls (whatever is below them may matter)."""
+    """Dotted paths that an expression reads, and those that calls look into (whatever is below them may matter)."""
     plain: set[str] = set()
     called: set[str] = set()
     bound = {
         node.id
-        for part in ast.walk(expression)
+        for part in nodes(expression)
         if isinstance(part, ast.comprehension)
         for node in ast.walk(part.target)
         if isinstance(node, ast.Name)
@@ -125,12 +132,19 @@ def reads(expression: ast.expr) -> tuple[frozenset[str], frozenset[str]]:
         if path is not None:
             plain.add(path)
             continue
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner = dotted(node.func.value)
-            if owner is not None:
-                called.add(owner)
+        if isinstance(node, ast.Call):
+            called |= {owner for part in _looked_into(node) if (owner := dotted(part)) is not None}
         todo += ast.iter_child_nodes(node)
     return frozenset(path for path in plain if path.partition(".")[0] not in bound), frozenset(called - bound)
+
+
+def _looked_into(call: ast.Call) -> Iterator[ast.expr]:
+    """The values whose attributes a call may read: what the method is of, and what it is given."""
+    if isinstance(call.func, ast.Attribute):
+        yield call.func.value
+    if not (isinstance(call.func, ast.Name) and call.func.id in _READS_NO_DEEPER):
+        yield from call.args
+        yield from (keyword.value for keyword in call.keywords)
 
 
 def dotted(node: ast.AST) -> str | None:

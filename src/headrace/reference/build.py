@@ -5,6 +5,7 @@ Peak memory: what the sites of the package take, and per process the syntax tree
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import hashlib
@@ -28,17 +29,21 @@ from headrace.reference.records import Page, Site
 from headrace.reference.versions import with_history
 
 
-def build(source: PackageSource, *, path: Path | None = None, on_progress: Progress | None = None) -> Path:
+def build(
+    source: PackageSource, *, path: Path | None = None, on_progress: Progress | None = None, verify: bool = False
+) -> Path:
     """Bring the database of a package up to date with its source, and return where it lies.
 
-    `on_progress(label, done_files, all_files)` is called as files are read. Raises SourceUnusable, NotWritable.
+    `on_progress(label, done, all)` is called as files are read, and with `verify` as functions are run: only then is a
+    line of the package run at all, in processes of their own (`reference.verify`). Raises SourceUnusable, NotWritable.
     """
     path = path or database_path(source.name)
     prints = fingerprints(source)
     with contextlib.ExitStack() as stack:
         old = _previous(path, stack)
         known = old.fingerprints() if old is not None else {}
-        if old is not None and known == prints and old.version == source.version:
+        same = old is not None and known == prints and old.version == source.version
+        if same and not (verify and old is not None and not old.tried):
             return path
         changed = [file for file, mark in prints.items() if known.get(file) != mark]
         kept = [file for file in prints if known.get(file) == prints[file]]
@@ -46,6 +51,7 @@ def build(source: PackageSource, *, path: Path | None = None, on_progress: Progr
         files.sort(key=lambda stored: stored.file)
         errors = [_errors(file) for file in files]
         current = pages_of(source.name, finished(errors))
+        current, tried = _tried(source, current, old, set(kept), on_progress, verify=verify)
         newer = old is not None and version_key(source.version) >= version_key(old.version)
         before = list(old.rows()) if old is not None and newer else []
         earlier = [
@@ -59,6 +65,7 @@ def build(source: PackageSource, *, path: Path | None = None, on_progress: Progr
             "repository": source.repository,
             "prefix": source.prefix,
             "versions": codec.dumps([*earlier, (source.version, _mark(prints))]),
+            "tried": codec.dumps(tried),
             "flags": codec.dumps(by_spelling(spellings for part in errors for spellings in part.flags)),
         }
         ids = {page.id for page in current}
@@ -68,16 +75,21 @@ def build(source: PackageSource, *, path: Path | None = None, on_progress: Progr
 
 
 def build_versions(
-    sources: Sequence[PackageSource], *, path: Path | None = None, on_progress: Progress | None = None
+    sources: Sequence[PackageSource],
+    *,
+    path: Path | None = None,
+    on_progress: Progress | None = None,
+    verify: bool = False,
 ) -> Path:
     """Build the versions of one package, oldest first, and tell of each page when it came, went or was reworded.
 
-    What was known before stays as it is until all of them are read. Raises SourceUnusable, NotWritable.
+    What was known before stays as it is until all are read. With `verify` the functions of the last one are run.
+    Raises SourceUnusable, NotWritable.
     """
     path = path or database_path(sources[0].name)
     read = _already_read(sources, path)
     if len(sources) - read <= 1:
-        return build(sources[-1], path=path, on_progress=on_progress)
+        return build(sources[-1], path=path, on_progress=on_progress, verify=verify)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
@@ -85,7 +97,7 @@ def build_versions(
             if read:
                 shutil.copyfile(path, draft)
             for source in sources[read:]:
-                build(source, path=draft, on_progress=on_progress)
+                build(source, path=draft, on_progress=on_progress, verify=verify and source is sources[-1])
             draft.replace(path)
     except OSError as error:
         raise NotWritable(path=str(path.parent), reason=error.strerror or str(error)) from error
@@ -105,6 +117,32 @@ def _already_read(sources: Sequence[PackageSource], path: Path) -> int:
 
 def _mark(prints: Mapping[str, str]) -> str:
     return hashlib.blake2b(json.dumps(sorted(prints.items())).encode(), digest_size=8).hexdigest()
+
+
+def _tried(
+    source: PackageSource,
+    pages: list[Page],
+    old: Catalogue | None,
+    unchanged: set[str],
+    progress: Progress | None,
+    *,
+    verify: bool,
+) -> tuple[list[Page], dict[str, int]]:
+    """The pages with what running their functions showed, now or in an earlier build, and how often it showed what."""
+    if not verify and old is None:
+        return pages, {}
+    from headrace.reference import verify as trials  # late: most builds run nothing
+
+    outcomes = trials.remembered(old.pages(), unchanged) if old is not None else {}
+    if not verify:
+        return trials.with_outcomes(pages, outcomes), {}
+    left = [site for page in pages for site in page.sites if trials.key_of(site) not in outcomes]
+    label = f"running functions of {source.name} {source.version}"
+    outcomes |= trials.verify(
+        source, left, lambda done, total: progress(label, done, total) if progress is not None else None
+    )
+    counts = collections.Counter(outcome.verdict for outcome in outcomes.values())
+    return trials.with_outcomes(pages, outcomes), dict(counts)
 
 
 def _errors(file: StoredFile) -> FileErrors:
@@ -139,7 +177,7 @@ def pages_of(package: str, sites: Iterable[Site]) -> list[Page]:
 def _read(
     source: PackageSource, files: Sequence[str], prints: dict[str, str], progress: Progress | None
 ) -> Iterator[StoredFile]:
-    label = f"reading {source.name} {source.version}"
+    label = f"reading files of {source.name} {source.version}"
     for file, stored, errors in each_file(read_files, source, files, label, progress):
         yield StoredFile(file, prints[file], stored, errors)
 

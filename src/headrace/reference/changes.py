@@ -13,12 +13,14 @@ from headrace.reference.flow import (
     WITHS,
     Module,
     assigned_names,
+    nodes,
     own_expressions,
     own_statements,
+    swallows,
     terminates,
 )
 
-_MUTATORS = frozenset(
+MUTATORS = frozenset(
     [
         "add",
         "append",
@@ -61,6 +63,10 @@ class Changes:
             changed |= self.of(statement)
         return changed
 
+    def anywhere(self, block: Iterable[ast.stmt]) -> set[str]:
+        """What a block may have changed when it is left in its middle, by an error or for the next turn of a loop."""
+        return set().union(*(self.own(inner) for inner in own_statements(list(block), loops=True)))
+
     def _inner(self, statement: ast.stmt) -> set[str]:
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -70,10 +76,13 @@ class Changes:
             case ast.Match():
                 blocks = [case.body for case in statement.cases if not terminates(case.body)]
             case _ if isinstance(statement, TRIES):
-                handlers = [part.body for part in statement.handlers if not terminates(part.body)]
-                blocks = [statement.body, *handlers, statement.orelse, statement.finalbody]
-            case _ if isinstance(statement, (*LOOPS, *WITHS)):
-                blocks = [statement.body, getattr(statement, "orelse", [])]
+                blocks = [part.body for part in statement.handlers if not terminates(part.body)]
+                blocks += [statement.orelse, statement.finalbody]
+                return self.anywhere(statement.body).union(*(self.of_block(block) for block in blocks))
+            case _ if isinstance(statement, LOOPS):
+                return self.anywhere(statement.body) | self.of_block(statement.orelse)
+            case _ if isinstance(statement, WITHS):
+                return self.anywhere(statement.body) if swallows(statement) else self.of_block(statement.body)
             case _:
                 return set()
         return set().union(*(self.of_block(block) for block in blocks))
@@ -87,12 +96,11 @@ class Changes:
 
     def _own(self, statement: ast.stmt) -> set[str]:
         changed = set(assigned_names(statement))
-        for target in _targets(statement):
-            changed |= {path for node in ast.walk(target) if (path := _base(node)) is not None}
+        changed |= {path for target in _targets(statement) if (path := _base(target)) is not None}
         if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
             return changed
         for expression in own_expressions(statement):
-            for node in ast.walk(expression):
+            for node in nodes(expression):
                 if isinstance(node, ast.NamedExpr):
                     changed.add(node.target.id)
                 elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -103,7 +111,7 @@ class Changes:
         owner = _base(func.value)
         if owner is None:
             return set()
-        if func.attr in _MUTATORS:
+        if func.attr in MUTATORS:
             return {owner}
         place = self._module.places.get(statement)
         cls = self._module.class_of(place.scope) if owner == "self" and place else None
@@ -117,8 +125,7 @@ class Changes:
             path
             for statement in own_statements(method.body, loops=True)
             for target in _targets(statement)
-            for node in ast.walk(target)
-            if (path := _base(node)) is not None and path.startswith("self.")
+            if (path := _base(target)) is not None and path.startswith("self.")
         }
 
 
@@ -147,12 +154,10 @@ def _base(node: ast.AST) -> str | None:
 
 
 def conflict(expression: ast.expr, changed: Iterable[str]) -> str | None:
-    """A path that `expression` depends on and that is among the changed ones."""
+    """A path that `expression` depends on and that is among the changed ones; the first by name of several."""
     plain, called = reads(expression)
     roots = {path.partition(".")[0] for path in (*plain, *called)}
-    for path in changed:
-        if path.partition(".")[0] not in roots:
-            continue
+    for path in sorted(path for path in changed if path.partition(".")[0] in roots):
         below = path + "."
         if any(read == path or read.startswith(below) for read in plain):
             return path

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.reference.records import Atom, Condition, Placeholder, Site, Template
+from headrace.reference.records import Atom, Condition, Pair, Placeholder, Site, Template
 
 if TYPE_CHECKING:
     from headrace.reference.classes import ErrorClass
@@ -44,20 +44,31 @@ def site_to_plain(site: Site) -> list[Any]:
         site.error_class,
         site.kind,
         [template_to_plain(template) for template in site.templates],
-        [atoms, condition.complete, condition.incomplete],
+        [atoms, condition.complete, condition.incomplete, list(condition.reassigned)],
         site.fragment,
         site.wrapper,
         site.caught_locally,
         site.ordinal,
         site.function_line,
         list(site.decorators),
+        None if site.pair is None else [site.pair.before, site.pair.after, site.pair.ends],
     ]
 
 
 def site_from_plain(plain: list[Any]) -> Site:
     """What `site_to_plain` made."""
     file, line, end_line, qualname, error_class, kind, *rest = plain
-    templates, (atoms, complete, incomplete), fragment, wrapper, caught, ordinal, function_line, marks = rest
+    (
+        templates,
+        (atoms, complete, incomplete, reassigned),
+        fragment,
+        wrapper,
+        caught,
+        ordinal,
+        function_line,
+        marks,
+        pair,
+    ) = rest
     return Site(
         file,
         line,
@@ -66,14 +77,20 @@ def site_from_plain(plain: list[Any]) -> Site:
         error_class,
         kind,
         tuple(template_from_plain(template) for template in templates),
-        Condition(tuple(Atom(*atom) for atom in atoms), complete, incomplete),
+        Condition(tuple(Atom(*atom) for atom in atoms), complete, incomplete, tuple(reassigned)),
         fragment,
         wrapper,
         caught,
         ordinal,
         function_line,
         tuple(marks),
+        None if pair is None else _pair_from_plain(*pair),
     )
+
+
+def _pair_from_plain(before: list[list[str]], after: list[list[str]], ends: Literal["returns", "goes on"]) -> Pair:
+    first, second = (tuple((name, value) for name, value in side) for side in (before, after))
+    return Pair(first, second, ends)
 
 
 def _forms_to_plain(forms: Forms | None) -> list[Any] | None:

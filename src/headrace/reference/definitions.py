@@ -6,7 +6,7 @@ import ast
 
 from headrace.reference.atoms import names_read, with_names
 from headrace.reference.changes import Changes, conflict
-from headrace.reference.flow import FUNCTIONS, LOOPS, TRIES, Module, Scope, own_statements
+from headrace.reference.flow import FUNCTIONS, LOOPS, TRIES, Module, Place, Scope, nodes, own_statements
 
 _PURE_CALLS = {"len", "getattr", "int", "float", "str", "bool", "abs", "min", "max", "set", "tuple", "list", "sum"}
 _DEEPEST = 4
@@ -69,23 +69,31 @@ class Definitions:
                 passed |= changed
             if self._binds_on_entry(node, place.parent, name):
                 return None
-            if isinstance(place.parent, LOOPS):
-                passed |= self._changes.of_block(place.parent.body)
-            if isinstance(place.parent, ast.ExceptHandler):
-                attempt = self._module.places[place.parent].parent
-                passed |= self._changes.of_block(getattr(attempt, "body", []))
             if isinstance(place.parent, (*FUNCTIONS, ast.ClassDef, ast.Module)):
                 return None
+            passed |= self._passed_on_entry(place)
         return None
+
+    def _passed_on_entry(self, place: Place) -> set[str]:
+        """What may have changed between the statement around a block and the block."""
+        parent = place.parent
+        changed = set(self._changes.own(parent)) if isinstance(parent, ast.stmt) else set()
+        if isinstance(parent, LOOPS):
+            changed |= self._changes.anywhere(parent.body)
+        elif isinstance(parent, ast.ExceptHandler):
+            changed |= self._changes.anywhere(getattr(self._module.places[parent].parent, "body", []))
+        elif isinstance(parent, TRIES) and place.field != "body":
+            changed |= self._changes.anywhere(parent.body)
+        return changed
 
     def _binds_on_entry(self, node: ast.AST, parent: ast.AST, name: str) -> bool:
         if isinstance(parent, LOOPS):
-            return name in self._changes.of_block(parent.body) or name in self._changes.own(parent)
+            return name in self._changes.anywhere(parent.body) or name in self._changes.own(parent)
         if isinstance(parent, ast.ExceptHandler):
             attempt = self._module.places[parent].parent
-            return parent.name == name or name in self._changes.of_block(getattr(attempt, "body", []))
+            return parent.name == name or name in self._changes.anywhere(getattr(attempt, "body", []))
         if isinstance(parent, TRIES):
-            return node not in parent.body and name in self._changes.of_block(parent.body)
+            return node not in parent.body and name in self._changes.anywhere(parent.body)
         if isinstance(parent, ast.match_case):
             return name in self._changes.own(self._module.places[parent].parent)  # type: ignore[arg-type]
         if isinstance(parent, ast.stmt) and not isinstance(parent, (*FUNCTIONS, ast.ClassDef)):
@@ -94,7 +102,7 @@ class Definitions:
 
 
 def _size(expression: ast.expr) -> int:
-    return sum(1 for _ in ast.walk(expression))
+    return len(nodes(expression))
 
 
 def _value(statement: ast.stmt, name: str) -> ast.expr | None:
@@ -114,7 +122,7 @@ _MADE_ANEW = (
 
 def is_pure(value: ast.expr) -> bool:
     """Whether an expression can stand for a name: no call but a few builtins, nothing made anew each time."""
-    for node in ast.walk(value):
+    for node in nodes(value):
         if isinstance(node, ast.Call):
             if not (isinstance(node.func, ast.Name) and node.func.id in _PURE_CALLS):
                 return False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +20,7 @@ from headrace.reference.flow import (
     Loop,
     assigned_names,
     own_statements,
+    swallows,
     terminates,
 )
 from headrace.reference.patterns import pattern_tests
@@ -46,16 +49,19 @@ class Stay:
     code: str = ""
 
 
+_LEAVE_LOOPS = (ast.Return, ast.Raise, ast.Assert)
+
+
 def leaves(block: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a block that leave it, wherever they stand in it."""
+    """The statements of a block that leave it (an `assert`: may leave it), wherever they stand in it."""
     for statement in block:
         if isinstance(statement, LOOPS):
             inner = own_statements(statement.body, loops=True)
-            yield from (leaf for leaf in inner if isinstance(leaf, ast.Return | ast.Raise) or _ends_program(leaf))
+            yield from (leaf for leaf in inner if isinstance(leaf, _LEAVE_LOOPS) or _ends_program(leaf))
             yield from leaves(statement.orelse)
         elif isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
             continue
-        elif isinstance(statement, ast.Return | ast.Raise | ast.Continue | ast.Break) or _ends_program(statement):
+        elif isinstance(statement, (*_LEAVE_LOOPS, ast.Continue, ast.Break)) or _ends_program(statement):
             yield statement
         else:
             for name in ("body", "orelse", "finalbody"):
@@ -85,7 +91,7 @@ def stays(statement: ast.stmt, guards: Conditions) -> list[Stay] | None:
     if isinstance(statement, ast.If):
         return _stays_if(statement, guards)
     if isinstance(statement, WITHS):
-        return _stays_block(statement.body, guards)
+        return None if swallows(statement) else _stays_block(statement.body, guards)
     if isinstance(statement, TRIES):
         return _stays_try(statement)
     if isinstance(statement, ast.For | ast.AsyncFor):
@@ -152,21 +158,28 @@ def _stays_try(statement: ast.AST) -> list[Stay] | None:
         return [Stay(None, statement.lineno, dispatch, handled(statement, staying[0]))]
     if any(leaves([*statement.body, *statement.orelse])):
         return None
-    leaving = [handler for handler in statement.handlers if terminates(handler.body)]
-    return [
-        Stay(None, handler.lineno, _is_dispatch(handler.body), handled(statement, handler, negative=True))
-        for handler in leaving
-    ]
+    result = []
+    for handler in statement.handlers:
+        if not terminates(handler.body):
+            continue
+        if any(above in staying for above in _handlers_above(statement, handler)):
+            # The error may have been raised, and been caught above.
+            return None
+        code = handled(statement, handler, negative=True)
+        result.append(Stay(None, handler.lineno, _is_dispatch(handler.body), code))
+    return result
 
 
 def _stays_for(statement: ast.For | ast.AsyncFor, guards: Conditions) -> list[Stay] | None:
+    if statement.orelse or any(isinstance(leaf, ast.Break) for leaf in own_statements(statement.body)):
+        return None
     found = list(leaves([statement]))
-    if statement.orelse or len(found) != 1:
+    tests = [_none_fits(statement, leaf, guards) for leaf in found]
+    if any(test is None for test in tests):
         return None
-    if any(isinstance(leaf, ast.Break) for leaf in own_statements(statement.body)):
-        return None
-    test = _none_fits(statement, found[0], guards)
-    return None if test is None else [Stay(test, statement.lineno, isinstance(found[0], ast.Return))]
+    return [
+        Stay(test, leaf.lineno, isinstance(leaf, ast.Return)) for leaf, test in zip(found, tests, strict=True) if test
+    ]
 
 
 def _none_fits(loop: ast.For | ast.AsyncFor, leaf: ast.stmt, guards: Conditions) -> ast.expr | None:
@@ -175,7 +188,7 @@ def _none_fits(loop: ast.For | ast.AsyncFor, leaf: ast.stmt, guards: Conditions)
     if not tests or any(conflict(test, carried_over(loop, guards)) for test in tests):
         return None
     # Names that each turn computes have no meaning outside of the loop.
-    own = set().union(*(guards.changes_of(inner) for inner in loop.body))
+    own = set().union(*(guards.changes_of(inner) for inner in loop.body)) - set(assigned_names(loop))
     if any(conflict(test, own) for test in tests):
         return None
     return atoms.none_of(atoms.all_of(tests), loop.target, loop.iter)
@@ -183,27 +196,31 @@ def _none_fits(loop: ast.For | ast.AsyncFor, leaf: ast.stmt, guards: Conditions)
 
 def _stays_match(statement: ast.Match) -> list[Stay] | None:
     result = []
+    passed: list[ast.expr] = []
     for case in statement.cases:
-        if not any(leaves(case.body)):
-            continue
         tests = pattern_tests(statement.subject, case.pattern)
-        if not tests or not terminates(case.body) or set(assigned_names(statement)):
+        if tests is None or set(assigned_names(statement)):
             return None
-        guard = [case.guard] if case.guard is not None else []
-        whole = atoms.negated(atoms.all_of([*tests, *guard]))
-        result.append(Stay(whole, case.pattern.lineno, _is_dispatch(case.body)))
+        matches = [*tests, *([case.guard] if case.guard is not None else [])]
+        if any(leaves(case.body)):
+            if not matches or not terminates(case.body):
+                return None
+            # Not reached either if a case above matched and went on.
+            whole = atoms.negated(atoms.all_of([*passed, *matches]))
+            result.append(Stay(whole, case.pattern.lineno, _is_dispatch(case.body)))
+        elif matches:
+            passed.append(atoms.negated(atoms.all_of(matches)))
     return result
 
 
 # --- loops --------------------------------------------------------------------------------------------------------
 
 
-def can_end_early(loop: Loop) -> bool:
-    """Whether a turn can end the loop without an error."""
-    found = own_statements(loop.body)
-    if any(isinstance(leaf, ast.Break) for leaf in found):
+def can_end_early(loop: Loop, site: ast.stmt) -> bool:
+    """Whether an earlier turn can end the loop, other than at `site`."""
+    if any(isinstance(leaf, ast.Break) for leaf in own_statements(loop.body)):
         return True
-    return any(isinstance(leaf, ast.Return) for leaf in own_statements(loop.body, loops=True))
+    return any(leaf is not site for leaf in leaves([loop]))
 
 
 def carried_over(loop: Loop, guards: Conditions) -> set[str]:
@@ -223,29 +240,55 @@ def _reads_itself(statement: ast.Assign | ast.AnnAssign) -> bool:
     return statement.value is not None and conflict(statement.value, names) is not None
 
 
-def never_broken(loop: Loop, guards: Conditions) -> ast.expr | None:
-    """What holds in the `else` of a loop: that no turn reached its only `break`."""
-    breaks = [leaf for leaf in own_statements(loop.body) if isinstance(leaf, ast.Break)]
-    others = [leaf for leaf in own_statements(loop.body, loops=True) if isinstance(leaf, ast.Return)]
-    if isinstance(loop, ast.While) or len(breaks) != 1 or others:
+def never_broken(loop: Loop, guards: Conditions) -> list[ast.expr] | None:
+    """What holds in the `else` of a loop: that no turn reached a `break`, and none left the function."""
+    if isinstance(loop, ast.While):
         return None
-    return _none_fits(loop, breaks[0], guards)
+    breaks = [leaf for leaf in own_statements(loop.body) if isinstance(leaf, ast.Break)]
+    others = [leaf for leaf in own_statements(loop.body, loops=True) if isinstance(leaf, _LEAVE_LOOPS)]
+    if any(_ends_program(leaf) for leaf in own_statements(loop.body, loops=True)):
+        return None
+    tests = [_none_fits(loop, leaf, guards) for leaf in (*breaks, *others)]
+    return None if not breaks or any(test is None for test in tests) else [test for test in tests if test]
 
 
 # --- try ----------------------------------------------------------------------------------------------------------
 
 
 def handled(attempt: ast.AST, handler: ast.ExceptHandler, *, negative: bool = False) -> str:
-    """`int(x) raises ValueError`: what leads into a handler."""
+    """`int(x) raises ValueError`: what leads into a handler; `... but not UnicodeError` if one above takes that."""
     assert isinstance(attempt, TRIES)
     kind = ast.unparse(handler.type) if handler.type is not None else "any exception"
+    above = [] if negative else [ast.unparse(other.type) for other in _handlers_above(attempt, handler) if other.type]
     body = attempt.body
     simple = len(body) <= _MOST_STATEMENTS and not any(hasattr(statement, "body") for statement in body)
     if simple:
         what = "; ".join(_essence(statement) for statement in body)
     else:
         what = f"the block of lines {body[0].lineno} to {body[-1].end_lineno}"
-    return f"{what} {'does not raise' if negative else 'raises'} {kind}"
+    but = f" but not {' or '.join(above)}" if above else ""
+    return f"{what} {'does not raise' if negative else 'raises'} {kind}{but}"
+
+
+def _handlers_above(attempt: ast.AST, handler: ast.ExceptHandler) -> list[ast.ExceptHandler]:
+    """The handlers before one that could take an error which it would take, too."""
+    assert isinstance(attempt, TRIES)
+    before = attempt.handlers[: attempt.handlers.index(handler)]
+    return [other for other in before if _may_share(other.type, handler.type)]
+
+
+def _may_share(first: ast.expr | None, second: ast.expr | None) -> bool:
+    """Whether one error can be of both types; only of Python's own classes it can be told that it cannot."""
+    if first is None or second is None:
+        return True
+    pairs = itertools.product(_classes(first), _classes(second))
+    return any(one is None or other is None or issubclass(one, other) or issubclass(other, one) for one, other in pairs)
+
+
+def _classes(types: ast.expr) -> list[type | None]:
+    parts = types.elts if isinstance(types, ast.Tuple) else [types]
+    found = [getattr(builtins, part.id, None) if isinstance(part, ast.Name) else None for part in parts]
+    return [each if isinstance(each, type) else None for each in found]
 
 
 def _essence(statement: ast.stmt) -> str:

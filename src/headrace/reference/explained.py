@@ -1,22 +1,19 @@
-"""An explanation in words and as plain data: what the terminal, JSON and a page show alike. Prints nothing."""
+"""An explanation in words: what the terminal, JSON and a page say alike. Prints nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from headrace.reference import commands, pieces
 from headrace.reference.closest import difference
-from headrace.reference.explain import Explanation, template_text
+from headrace.reference.explain import Explanation
 from headrace.reference.matching import Catalogue, Match
 from headrace.reference.messages import one_line
-from headrace.reference.own import OwnError
 from headrace.reference.prose import situations
 from headrace.reference.records import Atom, Page, Prose, Site
 from headrace.reference.sentences import atom_phrase
 from headrace.reference.solve import Change, Fix
 
-ID_SCHEME = 1
 _SURE = {
     "exact": "exactly this message",
     "likely": "very likely this one",
@@ -72,10 +69,11 @@ def incomplete(site: Site) -> str | None:
 def fix_lines(explanation: Explanation) -> list[str]:
     """Each fix in one line."""
     flags = explanation.catalogue.flags() if explanation.catalogue else {}
-    return [_fix_line(fix, flags) for fix in explanation.fixes]
+    return [fix_line(fix, flags) for fix in explanation.fixes]
 
 
-def _fix_line(fix: Fix, flags: commands.Flags) -> str:
+def fix_line(fix: Fix, flags: commands.Flags) -> str:
+    """A fix in one line."""
     parts = " and ".join(_change_words(change, flags) for change in fix.changes)
     return f"{parts[:1].upper()}{parts[1:]}{' (checked: the test is then false)' if fix.verified else ''}"
 
@@ -100,6 +98,23 @@ def _in_words(change: Change, name: str) -> str:
     near = [str(value) for value in (change.value, *change.others) if change.has_value]
     like = f", like {' or '.join(near)}" if near and near[0] not in change.words.split() else ""
     return f"make {name} {change.words}{like}"
+
+
+def tried(explanation: Explanation) -> list[str]:
+    """With which values the site's own function was run; empty if it was not."""
+    pair = explanation.site.pair if explanation.site else None
+    if pair is None:
+        return []
+    end = "returns" if pair.ends == "returns" else "goes on past the check"
+    return [
+        "the function itself was run, with stand-ins for all else:",
+        f"with {_assigned(pair.before)} it raises this error" if pair.before else "it raises this error",
+        f"with {_assigned(pair.after)} it {end}",
+    ]
+
+
+def _assigned(values: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values if value not in ("an object", "a mapping"))
 
 
 def short(explanation: Explanation) -> str:
@@ -150,7 +165,7 @@ def word_difference(explanation: Explanation) -> list[tuple[str, str]]:
 
 def situation_lines(explanation: Explanation) -> list[str]:
     """What a model wrote about when it happens, marked as such."""
-    found = _situations(explanation)
+    found = situations_of(explanation)
     return (
         [f"{sentence} (written by {found.model}, from the source alone)" for sentence in found.sentences]
         if found
@@ -158,17 +173,11 @@ def situation_lines(explanation: Explanation) -> list[str]:
     )
 
 
-def _situations(explanation: Explanation) -> Prose | None:
+def situations_of(explanation: Explanation) -> Prose | None:
+    """What a model wrote about the source as it is now."""
     if explanation.page is None or explanation.catalogue is None or is_gone(explanation):
         return None
     return situations(explanation.page, explanation.catalogue)
-
-
-def _situation_documents(explanation: Explanation) -> list[dict[str, Any]]:
-    found = _situations(explanation)
-    if found is None:
-        return []
-    return [{"text": sentence, "basis": "model", "model": found.model} for sentence in found.sentences]
 
 
 def history_lines(explanation: Explanation) -> list[str]:
@@ -203,133 +212,11 @@ def is_gone(explanation: Explanation) -> bool:
     return history is not None and history.removed is not None
 
 
-def document(explanation: Explanation) -> dict[str, Any]:
-    """Everything as plain data, for JSON."""
-    found: dict[str, Any] = {"id_scheme": ID_SCHEME, "verdict": explanation.verdict, "found": explanation.found}
-    if explanation.catalogue is not None:
-        catalogue = explanation.catalogue
-        found["package"] = {"name": catalogue.package, "version": catalogue.version, "commit": catalogue.commit}
-    if explanation.said is not None:
-        found["message"] = explanation.said.message
-        found["message_class"] = explanation.said.error_class or None
-    found["wrappers"] = [
-        {"kind": wrapper.kind, "detail": wrapper.detail, "page": wrapper.page_id or None}
-        for wrapper in explanation.wrappers
-    ]
-    if not explanation.found:
-        return found | _nothing(explanation)
-    return found | _something(explanation)
-
-
-def _nothing(explanation: Explanation) -> dict[str, Any]:
-    owner = explanation.owner
-    return {
-        "owner": None if owner is None else {"name": owner.name, "because": owner.because, "ask": owner.ask},
-        "advice": abstention(explanation),
-        "near": [_place(match.page, match.site) for match in explanation.near],
-    }
-
-
-def _something(explanation: Explanation) -> dict[str, Any]:
-    page, site, catalogue, match = explanation.page, explanation.site, explanation.catalogue, explanation.match
-    assert page is not None
-    assert catalogue is not None
-    flags = catalogue.flags()
-    return {
-        "id": page.id,
-        "error_class": page.error_class,
-        "template": template_text(match.template if match else page.template),
-        "captured": {} if match is None else {name: _plain(value) for name, value in match.values.items()},
-        "site": None
-        if site is None
-        else _place(page, site) | {"permalink": None if is_gone(explanation) else catalogue.permalink(site)},
-        "condition": None if site is None else _condition(explanation, site),
-        "fixes": [_fix(fix, flags) for fix in explanation.fixes],
-        "command": None
-        if explanation.corrected is None
-        else {"before": explanation.corrected.before, "after": explanation.corrected.after},
-        "check": explanation.snippet,
-        "carries": None if explanation.carried is None else explanation.carried.name,
-        "own": _own(explanation.own),
-        "difference": word_difference(explanation),
-        "pieces": [
-            _place(each.page, each.site) | {"template": template_text(each.template)} for each in explanation.pieces
-        ],
-        "history": history_lines(explanation),
-        "situations": _situation_documents(explanation),
-        "others": [_place(other.page, other.site) for other in explanation.others],
-        "related": [
-            {"id": other.id, "template": template_text(other.template), "why": why}
-            for other, why in related(explanation)
-        ],
-    }
-
-
-def _own(own: OwnError | None) -> dict[str, Any] | None:
-    if own is None:
-        return None
-    example = own.example
-    return {
-        "class": own.name,
-        "meaning": own.meaning,
-        "template": own.template,
-        "remedy": own.remedy,
-        "rendered": own.rendered,
-        "before": example and f"{example.given}{example.before}".strip(),
-        "after": example and f"{example.given}{example.after}".strip(),
-    }
-
-
 def related(explanation: Explanation) -> Sequence[tuple[Page, str]]:
     """Errors that stand near."""
     if explanation.page is None or explanation.catalogue is None:
         return []
     return explanation.catalogue.related(explanation.page)
-
-
-def _place(page: Page, site: Site) -> dict[str, Any]:
-    return {"id": page.id, "file": site.file, "line": site.line, "qualname": site.qualname}
-
-
-def _condition(explanation: Explanation, site: Site) -> dict[str, Any]:
-    checks = {check.atom: check for check in explanation.match.checks} if explanation.match else {}
-    atoms = []
-    for atom in site.condition.atoms:
-        check = checks.get(atom)
-        atoms.append(
-            {
-                "code": atom.code,
-                "words": atom_phrase(atom),
-                "line": atom.line,
-                "kind": atom.kind,
-                "early_exit": atom.early_exit,
-                "with_values": check.code if check else None,
-                "holds": check.holds if check else None,
-            }
-        )
-    return {"atoms": atoms, "complete": site.condition.complete, "incomplete": site.condition.incomplete}
-
-
-def _fix(fix: Fix, flags: commands.Flags) -> dict[str, Any]:
-    return {
-        "strategy": fix.strategy,
-        "verified": fix.verified,
-        "text": _fix_line(fix, flags),
-        "changes": [
-            {
-                "expr": change.expr,
-                "flag": commands.flag_of(change.expr, flags),
-                "words": change.words,
-                "value": _plain(change.value) if change.has_value else None,
-                "also": [_plain(other) for other in change.others],
-            }
-            for change in fix.changes
-        ],
-    }
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str | None) else repr(value)
 
 
 def place_line(match: Match) -> str:

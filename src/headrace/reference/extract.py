@@ -13,7 +13,17 @@ from dataclasses import dataclass, field, replace
 
 from headrace.reference import fragments, pieces
 from headrace.reference.classes import ClassIndex, ErrorClass, default_forms, last_name, looks_like_error, read_classes
-from headrace.reference.flow import FUNCTIONS, TRIES, WITHS, Module, Place, own_expressions, own_statements, read_module
+from headrace.reference.flow import (
+    FUNCTIONS,
+    TRIES,
+    WITHS,
+    Module,
+    Place,
+    Scope,
+    own_expressions,
+    own_statements,
+    read_module,
+)
 from headrace.reference.guards import Guards
 from headrace.reference.options import Spellings, read_flags
 from headrace.reference.pieces import Forms
@@ -218,7 +228,7 @@ class _Reader:
                 arguments[keyword.arg] = texts.of(keyword.value, statement)
         return arguments
 
-    def _fragments(self, statement: ast.stmt, place: Place, call: ast.Call) -> Iterator[Draft]:
+    def _fragments(self, statement: ast.Raise, place: Place, call: ast.Call) -> Iterator[Draft]:
         """One site for each piece of a message that is put together from several."""
         site: Site | None = None
         for piece in fragments.gathered(call, statement, self._module):
@@ -227,19 +237,23 @@ class _Reader:
             if not any(pieces.is_sentence(form) for form in forms):
                 continue
             site = site or replace(self._site(statement, place, ast.unparse(call.func), "raise"), fragment=True)
-            yield Draft(with_templates(self._of_piece(site, piece, place, at), forms))
+            yield Draft(with_templates(self._of_piece(site, piece, at, statement, place.scope), forms))
 
-    def _of_piece(self, site: Site, piece: fragments.Piece, place: Place, at: Place) -> Site:
+    def _of_piece(self, site: Site, piece: fragments.Piece, at: Place, statement: ast.Raise, scope: Scope) -> Site:
         """The raise of a piece; the place where it is made, if that is in another function."""
-        condition = self._guards.condition(piece.statement)
-        if at.scope is place.scope:
-            return replace(site, condition=condition)
+        where = piece.statement
+        if at.scope is scope:
+            if not piece.gathered_in:
+                return replace(site, condition=self._guards.condition(where))
+            return replace(site, condition=self._guards.piece(where, statement, piece.gathered_in))
         return replace(
             site,
-            line=piece.statement.lineno,
-            end_line=piece.statement.end_lineno or piece.statement.lineno,
+            line=where.lineno,
+            end_line=where.end_lineno or where.lineno,
             qualname=self._module.qualname(at.scope),
-            condition=replace(condition, complete=False, incomplete=f"{site.qualname} gathers it, and raises"),
+            condition=replace(
+                self._guards.condition(where), complete=False, incomplete=f"{site.qualname} gathers it, and raises"
+            ),
         )
 
     # --- returned ---

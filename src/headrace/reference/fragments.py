@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.reference.flow import FUNCTIONS, Function, Module, Scope, own_statements
 
@@ -28,6 +28,8 @@ class Piece:
     text: ast.expr
     of_each: frozenset[str] = frozenset()
     """The names that a comprehension around it binds."""
+    gathered_in: str = ""
+    """The local list that the raise reads it from; empty if it is written in the raise itself."""
 
 
 def is_only_joined(call: ast.Call) -> bool:
@@ -51,8 +53,9 @@ def gathered(call: ast.Call, at: ast.stmt, module: Module) -> list[Piece]:
     found: dict[ast.expr, Piece] = {}
     for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
         for items in _collections(argument):
+            name = next((node.id for node in ast.walk(items) if isinstance(node, ast.Name)), "")
             for piece in reader.items(items, at, depth=0):
-                found.setdefault(piece.text, piece)
+                found.setdefault(piece.text, piece if piece.statement is at else replace(piece, gathered_in=name))
     return sorted(found.values(), key=lambda piece: (piece.text.lineno, piece.text.col_offset))
 
 

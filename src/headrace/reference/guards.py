@@ -16,7 +16,18 @@ from dataclasses import dataclass, field, replace
 from headrace.reference import atoms, exits
 from headrace.reference.changes import Changes, conflict
 from headrace.reference.definitions import Definitions
-from headrace.reference.flow import LOOPS, TRIES, WITHS, Module, Place, assigned_names, walrus_names
+from headrace.reference.evaluate import parsed
+from headrace.reference.flow import (
+    FUNCTIONS,
+    LOOPS,
+    TRIES,
+    WITHS,
+    Module,
+    Place,
+    assigned_names,
+    parameters,
+    walrus_names,
+)
 from headrace.reference.patterns import pattern_tests
 from headrace.reference.records import Atom, Condition
 
@@ -71,7 +82,26 @@ class Guards:
         found = [self._finished(link) for link in links]
         if all(atom.early_exit for atom in found):
             found.append(Atom("always", statement.lineno, kind="always"))
-        return Condition(tuple(found), walk.incomplete is None, walk.incomplete)
+        return Condition(
+            tuple(found), walk.incomplete is None, walk.incomplete, self._reassigned(walk, statement, found)
+        )
+
+    def _reassigned(self, walk: _Walk, statement: ast.stmt, found: list[Atom]) -> tuple[str, ...]:
+        """What the reasons read of the function's inputs and what it may have set anew before."""
+        scope = self._module.places[statement].scope
+        inputs = {each.arg for each in parameters(scope)} if isinstance(scope, FUNCTIONS) else set()
+        trees = [parsed(atom.substituted or atom.code) for atom in found if not atom.early_exit]
+        changed = [path for path in walk.changed if path.partition(".")[0] in inputs]
+        return tuple(sorted({path for tree in trees if tree and (path := conflict(tree, changed)) is not None}))
+
+    def piece(self, where: ast.stmt, at: ast.Raise, name: str) -> Condition:
+        """The condition under which a piece of a message, put in the list `name` by `where`, is raised by `at`."""
+        found, end = self.condition(where), self.condition(at)
+        known = {(atom.code, atom.line) for atom in found.atoms}
+        more = [atom for atom in end.atoms if not (atom.early_exit and (atom.code, atom.line) in known)]
+        if not found.complete or (end.complete and all(atom.code in _filled(name) for atom in more)):
+            return found
+        return replace(found, complete=False, incomplete=f"what decides at line {at.lineno} is another question")
 
     def _finished(self, link: Link) -> Atom:
         """The atom, if it is a reason, also in terms of what the names in it were made from."""
@@ -183,7 +213,7 @@ class Guards:
         for link in walk.links:
             if link.test is not None and (name := conflict(link.test, carried)) is not None:
                 walk.give_up(f"`{name}` is carried from one turn of the loop to the next")
-        if exits.can_end_early(loop):
+        if exits.can_end_early(loop, site):
             walk.give_up(f"an earlier turn of the loop at line {loop.lineno} can end it")
         if isinstance(loop, ast.While):
             self._add(walk, loop.test, True, loop)
@@ -193,21 +223,21 @@ class Guards:
                 walk.give_up(f"`{changed}` changes while the loop at line {loop.lineno} runs")
             code = f"for {ast.unparse(loop.target)} in {ast.unparse(loop.iter)}"
             walk.links.append(Link(Atom(code, loop.lineno, None, "exists"), None))
-        walk.changed |= self._changes.of_block(loop.body) | set(assigned_names(loop))
+        walk.changed |= self._changes.anywhere(loop.body) | set(assigned_names(loop))
 
     def _leave_loop_else(self, walk: _Walk, loop: ast.AST) -> None:
         assert isinstance(loop, LOOPS)
-        walk.changed |= self._changes.of_block(loop.body) | set(assigned_names(loop))
-        test = exits.never_broken(loop, self)
-        if test is None:
+        walk.changed |= self._changes.anywhere(loop.body) | set(assigned_names(loop))
+        tests = exits.never_broken(loop, self)
+        if tests is None:
             walk.give_up(f"how the loop at line {loop.lineno} ends is too involved")
-        else:
+        for test in reversed(tests or []):
             self._add(walk, test, True, loop)
 
     def _leave_handler(self, walk: _Walk, handler: ast.ExceptHandler) -> None:
         attempt = self._module.places[handler].parent
         assert isinstance(attempt, TRIES)
-        walk.changed |= self._changes.of_block(attempt.body)
+        walk.changed |= self._changes.anywhere(attempt.body)
         if handler.name:
             walk.changed.add(handler.name)
         walk.links.append(Link(Atom(exits.handled(attempt, handler), handler.lineno, None, "handler"), None))
@@ -240,6 +270,11 @@ class Guards:
         for other in match.cases[: match.cases.index(case)]:
             tests = pattern_tests(match.subject, other.pattern)
             yield None if tests is None else [atoms.negated(atoms.all_of([*tests, *_guard_of(other)]))]
+
+
+def _filled(name: str) -> tuple[str, ...]:
+    """Ways to ask whether anything is in a list."""
+    return (name, f"len({name}) > 0", f"len({name}) != 0", f"len({name})", f"{name} != []")
 
 
 def _guard_of(case: ast.match_case) -> Iterator[ast.expr]:

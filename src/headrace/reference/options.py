@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from headrace.reference.flow import nodes
+
 _DECLARING = {"add_argument", "add_option", "Option", "option"}
 _HOLDERS = ("Args", "Arguments", "Options", "Flags")
 _FLAG = re.compile(r"--?[A-Za-z][\w\-]*(?:/--?[A-Za-z][\w\-]*)?")
@@ -18,7 +20,7 @@ def read_flags(tree: ast.Module, source: bytes) -> tuple[Spellings, ...]:
     """The flags that one file declares."""
     if b"add_argument" not in source and b"ption(" not in source:
         return ()  # most files: the walk below takes as long as all else
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) in _DECLARING]
+    calls = [node for node in nodes(tree) if isinstance(node, ast.Call) and _name(node.func) in _DECLARING]
     declared = [spellings for call in calls if (spellings := _spellings(call))]
     if any(_is_made_from_a_name(call) for call in calls):
         declared += _fields(tree)

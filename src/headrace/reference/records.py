@@ -52,6 +52,20 @@ class Condition:
     complete: bool = False
     """Whether `atoms` are the whole condition; if not, `incomplete` says why. A wrong condition is worse than none."""
     incomplete: str | None = None
+    reassigned: tuple[str, ...] = ()
+    """What the function was given and sets anew before it is tested: a caller does not hold what is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Values with which a site's own function was run: it raised with the first, and not with the second."""
+
+    before: tuple[tuple[str, str], ...]
+    """Expression and value, as code; everything else was stand-ins."""
+    after: tuple[tuple[str, str], ...]
+    """Only what changed."""
+    ends: Literal["returns", "goes on"]
+    """With the second the function returned, or went on below the error and then asked for more than stand-ins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,8 @@ class Site:
     """Counts the sites of one template in one function."""
     function_line: int = 0
     decorators: tuple[str, ...] = ()
+    pair: Pair | None = None
+    """How the condition was tried, if it was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,14 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
 }
 
 
+_RANGES = "for some `"
+
+
 def condition_sentence(condition: Condition) -> str:
     """When the error is raised, in one sentence; checks that merely passed before are counted, not told."""
-    reasons = [atom_phrase(atom) for atom in condition.atoms if not atom.early_exit]
+    reasons = [_reason(atom) for atom in condition.atoms if not atom.early_exit]
     earlier = sum(atom.early_exit for atom in condition.atoms)
-    text = "Raised when " + _joined(reasons) if reasons else "Raised"
+    text = _when(reasons) if reasons else "Raised"
     if [atom.kind for atom in condition.atoms if not atom.early_exit] == ["always"]:
         text = "Raised whenever this line is reached"
     if earlier:
@@ -32,6 +35,42 @@ def condition_sentence(condition: Condition) -> str:
     if not condition.complete and condition.incomplete:
         text += f". This is not the whole condition: {condition.incomplete}"
     return text + "."
+
+
+def _reason(atom: Atom) -> str:
+    """A phrase that keeps its meaning beside others: `either a or b`."""
+    phrased = atom_phrase(atom)
+    return (
+        f"either {phrased}" if atom.kind not in ("handler", "exists", "always") and _is_choice(atom.code) else phrased
+    )
+
+
+def _is_choice(code: str) -> bool:
+    try:
+        body = ast.parse(code, mode="eval").body
+    except SyntaxError:
+        return False
+    return isinstance(body, ast.BoolOp) and isinstance(body.op, ast.Or)
+
+
+def _when(reasons: list[str]) -> str:
+    """`Raised when, for some x in xs, a and b`: what ranges over something comes before what is said of it."""
+    text = ""
+    said: list[str] = []
+    for reason in reasons:
+        if not reason.startswith(_RANGES):
+            said.append(reason)
+            continue
+        text += f"{' ' + _listed(said) + ' and' if said else ''}, {reason},"
+        said = []
+    return f"Raised when{text} {_listed(said) or 'this line is reached'}"
+
+
+def _listed(reasons: list[str]) -> str:
+    """With a comma before the last `and` where one of them is a choice."""
+    if len(reasons) > 1 and any(reason.startswith("either ") for reason in reasons):
+        return f"{', '.join(reasons[:-1])}, and {reasons[-1]}"
+    return _joined(reasons)
 
 
 def atom_phrase(atom: Atom, *, substituted: bool = False) -> str:
@@ -44,7 +83,8 @@ def atom_phrase(atom: Atom, *, substituted: bool = False) -> str:
         return f"for some `{target}` in `{iterable}`"
     if atom.kind == "handler":
         what, verb, kinds = _handled(code)
-        return f"`{what}` {verb} `{kinds}`"
+        kinds, but, others = kinds.partition(" but not ")
+        return f"`{what}` {verb} `{kinds}`" + (f"{but}`{others}`" if but else "")
     try:
         return phrase(ast.parse(code, mode="eval").body)
     except SyntaxError:

@@ -23,7 +23,9 @@ def check_before_calling(site: Site) -> str | None:
     """Source of a function that raises when the site would, or None if the condition is not known or not closed."""
     condition = site.condition
     atoms = [atom for atom in condition.atoms if not atom.early_exit]
-    if not condition.complete or not atoms or any(atom.kind in ("handler", "always", "exists") for atom in atoms):
+    if not condition.complete or not atoms or condition.reassigned:
+        return None
+    if any(atom.kind in ("handler", "always", "exists") for atom in atoms):
         return None
     names = _Names()
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -12,7 +12,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from headrace import __version__
 from headrace.errors import ModelNotServed
-from headrace.server import completions, failures, limits, pages, responses
+from headrace.reference.library import Library
+from headrace.server import completions, failures, limits, pages, reference, responses
 from headrace.server.access import Serving, loaded_service, serving
 from headrace.server.options import ServeOptions
 
@@ -25,28 +26,33 @@ def build(
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """The application. It answers /health at once, and everything else when `state` has a service."""
+    # Our own errors, to which `doc_url` leads, and no others: these pages are open to whoever reaches the port, and
+    # what else was built on this machine may be somebody's private source.
+    library = Library(["headrace"])
+
+    @asynccontextmanager
+    async def whole(app: FastAPI) -> AsyncIterator[None]:
+        with library:
+            async with lifespan(app) if lifespan else nullcontext():
+                yield
+
     app = FastAPI(
         title="Headrace",
         version=__version__,
         docs_url=None,  # its pages load scripts from elsewhere
         redoc_url=None,
-        lifespan=lifespan or _nothing,
+        lifespan=whole,
     )
     app.state.serving = state
+    app.state.library = library
     app.include_router(router)
     app.include_router(completions.router)
     app.include_router(responses.router)
     app.include_router(pages.router)
-    # The pages of errors: `doc_url` of every error leads to /errors/<id>. A larger reference takes this router's place.
-    app.include_router(pages.error_pages)
+    app.include_router(reference.router)
     failures.install(app)
     app.add_middleware(limits.Gate, api_key=options.api_key, max_body_bytes=options.max_request_bytes)
     return app
-
-
-@asynccontextmanager
-async def _nothing(app: FastAPI) -> AsyncIterator[None]:
-    yield
 
 
 @router.get("/health", response_model=None)

@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from headrace.batching.sampling import TokenLogprob
 from headrace.server.access import checked_service
-from headrace.server.sampling import TokenLogprob
 from headrace.server.schemas import ChatRequest, CompletionRequest
 from headrace.server.service import Service, answer_seed
 from headrace.server.streaming import DONE, answer_streamed, answer_whole, event

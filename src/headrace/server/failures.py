@@ -19,6 +19,7 @@ STATUSES: Mapping[type[errors.HeadraceError], tuple[int, str]] = {
     errors.KeyRefused: (401, "invalid_api_key"),
     errors.ModelNotServed: (404, "model_not_found"),
     errors.RouteNotFound: (404, "not_found"),
+    errors.UnknownErrorId: (404, "unknown_error_id"),
     errors.RequestTooLarge: (413, "request_too_large"),
     errors.HeadersTooLarge: (431, "headers_too_large"),
     errors.QueueFull: (429, "rate_limit_exceeded"),

@@ -12,7 +12,8 @@ from headrace import errors
 from headrace.server.failures import error_response
 
 GUARDED = ("/v1/", "/status")
-"""Paths that ask for the key. Health, metrics, the page itself and the pages of errors tell nothing that is secret."""
+"""Paths that ask for the key. Health, metrics, the page itself and the reference of our own errors, to which every
+refusal links, tell nothing that is secret."""
 
 MAX_HEADER_BYTES = 16 * 1024
 

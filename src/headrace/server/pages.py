@@ -1,11 +1,9 @@
-"""The status page, the figures that it draws, and a page for each error. All of it comes from this process."""
+"""The status page and the figures that it draws. All of it comes from this process."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
 import importlib.resources
-import string
 import time
 from collections import deque
 from typing import Any
@@ -13,40 +11,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
-from headrace import errors, machine
+from headrace import machine
 from headrace.metrics import Metrics, Span
 from headrace.server.access import loaded_service, serving
-from headrace.server.failures import status_and_code
 from headrace.server.service import Service
 from headrace.server.telemetry import hidden_fraction
 
 router = APIRouter()
-error_pages = APIRouter()
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 TIMELINE_SPANS = 1500
-
-ERROR_PAGE = string.Template("""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>$title</title>
-<style>
-  body { font: 16px/1.5 system-ui; max-width: 46rem; margin: 2rem auto; padding: 0 1rem }
-  pre { white-space: pre-wrap; background: #f4f4f2; padding: 1rem }
-</style>
-<h1>$title</h1>
-<p>$meaning</p>
-<h2>As it appears</h2>
-<pre>$what</pre>
-<h2>What to do</h2>
-<pre>$fix</pre>
-<p>HTTP status $status, code <code>$code</code>. The facts in it: $facts.</p>
-</html>
-""")
 
 
 def _page(text: str, status: int = 200) -> HTMLResponse:
@@ -127,29 +104,3 @@ def _timeline(request: Request, metrics: Metrics) -> list[dict[str, Any]]:
         }
         for span in recent
     ]
-
-
-# --- pages of errors --------------------------------------------------------------------------------------------------
-
-
-@error_pages.get("/errors/{error_id}", response_class=HTMLResponse)
-def error_page(error_id: str) -> Response:
-    """What an error means and what to do about it, from its own class."""
-    kind = errors.error_with_id(error_id)
-    if kind is not None:
-        return _page(_error_html(kind))
-    return _page("<!doctype html><title>No such error</title><p>There is no error with this id.", 404)
-
-
-def _error_html(kind: type[errors.HeadraceError]) -> str:
-    example = kind(**kind.example)
-    status, code = status_and_code(example)
-    return ERROR_PAGE.substitute(
-        title=html.escape(kind.__name__),
-        meaning=html.escape(" ".join((kind.__doc__ or "").split())),
-        what=html.escape(example.what),
-        fix=html.escape(example.fix),
-        status=status,
-        code=code,
-        facts=html.escape(", ".join(kind.fields) or "none"),
-    )

@@ -1,4 +1,4 @@
-"""The server's life: bind, load, serve, drain, end. Knows signals and sockets, no model."""
+"""The server's life: load, serve, drain, end. Knows signals, no model."""
 
 from __future__ import annotations
 
@@ -12,31 +12,14 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from headrace.errors import AddressNotUsable
 from headrace.server.access import Serving
 from headrace.server.app import build
-from headrace.server.limits import MAX_HEADER_BYTES
+from headrace.server.listening import configuration
 from headrace.server.options import ServeOptions
 from headrace.server.service import Service
 from headrace.server.telemetry import ServiceCollector
 
 log = logging.getLogger("headrace.server")
-
-MAX_CONNECTIONS = 1024
-
-
-def bind(options: ServeOptions) -> socket.socket:
-    """A listening socket, before anything is loaded. Raises: AddressNotUsable."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a killed server's port is free at once
-        listener.bind((options.host, options.port))
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise AddressNotUsable(host=options.host, port=options.port, reason=reason) from None
-    return listener
 
 
 class Server(uvicorn.Server):
@@ -54,22 +37,6 @@ class Server(uvicorn.Server):
             log.warning("draining; a second signal stops at once")
         self._state.stopping = True
         self.should_exit = True
-
-
-def configuration(app: FastAPI, options: ServeOptions) -> uvicorn.Config:
-    """How uvicorn serves `app`."""
-    logging.getLogger("uvicorn.access").disabled = True  # it writes addresses with what is asked for in them
-    return uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        server_header=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=max(1, round(options.drain_timeout)),
-    )
 
 
 def run(

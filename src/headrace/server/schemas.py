@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from headrace.server.sampling import SamplingParams
+from headrace.batching.sampling import SamplingParams
 
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]

@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from headrace import errors
+from headrace.batching.batcher import Batcher, CacheSize, eos_token_ids
+from headrace.batching.sampling import SamplingParams, sampling_defaults
 from headrace.core import Plan
-from headrace.engine import Engine, Progress
-from headrace.server.batching import Batcher, CacheSize
+from headrace.engine import Engine
+from headrace.residents import Progress
 from headrace.server.options import MODEL_LEN, ServeOptions
-from headrace.server.sampling import SamplingParams
 from headrace.server.telemetry import Telemetry
 from headrace.server.text import Answer, has_response_template, response_parser
 from headrace.units import format_flag_bytes
@@ -40,11 +41,11 @@ class Service:
         self.report = engine.report()  # before the first pass: it looks at where weights lie at rest
         self.tiers = engine.tiers()
         self.telemetry = Telemetry()
-        self.batcher = _batcher(engine, options, size, self.telemetry)
+        self.batcher = Batcher.start(engine.model, size, options.model, self.telemetry.note_token)
         self.created_s = int(time.time())
         self.vocabulary = int(engine.model.get_output_embeddings().weight.shape[0])
-        self.defaults = _sampling_defaults(engine.model.generation_config)
-        self.eos_token_ids = _eos_token_ids(engine)
+        self.defaults = sampling_defaults(engine.model.generation_config)
+        self.eos_token_ids = eos_token_ids(engine.model.generation_config)
         # One thread: tokenizers are not made to be called from two at once, and the event loop must not wait for them.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._answer_s = 1.0
@@ -190,33 +191,9 @@ class Service:
         self._encoder.shutdown()
 
 
-def _batcher(engine: Engine, options: ServeOptions, size: CacheSize, telemetry: Telemetry) -> Batcher:
-    """Raises: UnsupportedModel if transformers cannot batch requests to this kind of model."""
-    try:
-        return Batcher(engine.model, size, telemetry.note_token)
-    except (AttributeError, NotImplementedError, ValueError) as error:
-        raise errors.UnsupportedModel(
-            model=options.model,
-            reason=f"transformers cannot batch requests to it ({error})",
-            suggestion="Use `headrace run`, which answers one request at a time.",
-        ) from error
-
-
 def answer_seed(asked: int | None, index: int) -> int:
     """The seed of a request's answer number `index`: a random one if none was asked for."""
     return secrets.randbits(63) if asked is None else asked + index * 0x9E3779B97F4A7C15
-
-
-def _sampling_defaults(config: Any) -> dict[str, Any]:
-    """What the checkpoint's generation config says of sampling, as vLLM takes it over."""
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return {name: value for name in names if (value := getattr(config, name, None)) is not None}
-
-
-def _eos_token_ids(engine: Engine) -> tuple[int, ...]:
-    configured = engine.model.generation_config.eos_token_id
-    several = configured if isinstance(configured, (list, tuple)) else [configured]
-    return tuple(dict.fromkeys(token for token in several if token is not None))
 
 
 def _model_len(options: ServeOptions, longest: int | None) -> int:

@@ -10,8 +10,8 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Literal
 
-from headrace.server.batching import Generation
-from headrace.server.sampling import TokenLogprob
+from headrace.batching.batcher import Generation
+from headrace.batching.sampling import TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 

@@ -42,6 +42,7 @@ def model_shape(outline: Outline, fields: Fields, dtype: str, stuck: frozenset[s
         kv_window_bytes_per_token=cache.window_bytes_per_token,
         kv_window_tokens=cache.window_tokens,
         element_bytes=element_bytes,
+        dtype=dtype,
         score_bytes=score_bytes(text, element_bytes),
     )
 

@@ -120,6 +120,72 @@ headrace.report(model)
 """,
     ),
     Example(
+        error="BadBatchLine",
+        given="""
+from pathlib import Path
+
+from headrace.batchfile import read_requests
+
+file = Path("questions.jsonl")
+""",
+        before="""
+file.write_text('{"promt": "Hi"}')
+read_requests(file, {})
+""",
+        after="""
+file.write_text('{"prompt": "Hi"}')
+read_requests(file, {})
+""",
+    ),
+    Example(
+        error="OtherBatch",
+        given="""
+import contextlib
+from pathlib import Path
+
+from headrace.batchfile import Answers, read_requests
+
+questions, answers = Path("questions.jsonl"), Path("answers.jsonl")
+
+def answer():
+    requests = read_requests(questions, {})
+    with contextlib.closing(Answers(answers, requests)) as file:
+        file.write(requests[0], {"text": "Hello"})
+
+questions.write_text('{"prompt": "Hi"}')
+answer()
+""",
+        before="""
+questions.write_text('{"prompt": "Good morning"}')
+answer()
+""",
+        after="""
+questions.write_text('{"prompt": "Hi"}')
+answer()
+""",
+    ),
+    Example(
+        error="CannotSpeculate",
+        checkpoint=True,
+        given="""
+import json
+from pathlib import Path
+
+from headrace.engine import Engine
+
+file = Path("models/tiny/generation_config.json")
+config = json.loads(file.read_text())
+""",
+        before="""
+file.write_text(json.dumps(config | {"num_beams": 3}))
+Engine.open("models/tiny", speculate="lookup")
+""",
+        after="""
+file.write_text(json.dumps(config))
+Engine.open("models/tiny", speculate="lookup").close()
+""",
+    ),
+    Example(
         error="BudgetTooSmall",
         checkpoint=True,
         before="headrace run models/tiny -p Hi --memory 64MiB",

@@ -13,9 +13,9 @@ import tiny_models
 import torch
 from live_server import is_idle, opened, wait_until
 
+from headrace.batching.batcher import CacheSize
+from headrace.batching.sampling import SamplingParams
 from headrace.errors import GenerationFailed, HeadraceError, InvalidSetting, NotReady, ReadError
-from headrace.server.batching import CacheSize
-from headrace.server.sampling import SamplingParams
 from headrace.server.service import Service
 
 GREEDY = SamplingParams(temperature=0)

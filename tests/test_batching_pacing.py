@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.server.pacing import Pace
+from headrace.batching.pacing import Pace
 
 
 def test_prompts_that_cost_nothing_get_more_room() -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.server.attention import by_sequence
+from headrace.batching.attention import by_sequence
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 

@@ -21,10 +21,10 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager, OutputRouter
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState
 
+from headrace.batching import attention, pacing
+from headrace.batching.sampling import Row, SamplingParams, TokenLogprob, row_chooser
 from headrace.core import align_up
-from headrace.errors import GenerationFailed, HeadraceError, InvalidSetting, NotReady
-from headrace.server import attention, pacing
-from headrace.server.sampling import Row, SamplingParams, TokenLogprob, row_chooser
+from headrace.errors import GenerationFailed, HeadraceError, InvalidSetting, NotReady, UnsupportedModel
 
 FAILURES_IN_A_ROW = 3
 """So many failed passes, and none that went well, mean that the disk is gone rather than that a read went wrong."""
@@ -207,6 +207,13 @@ def as_ours(error: BaseException) -> HeadraceError:
     return error if isinstance(error, HeadraceError) else GenerationFailed(reason=type(error).__name__)
 
 
+def eos_token_ids(config: Any) -> tuple[int, ...]:
+    """The tokens that end an answer, by the checkpoint's generation config."""
+    configured = config.eos_token_id
+    several = configured if isinstance(configured, (list, tuple)) else [configured]
+    return tuple(dict.fromkeys(token for token in several if token is not None))
+
+
 class _PassFailed(Exception):
     """The forward pass raised its cause; the batch before and after it is in order."""
 
@@ -254,7 +261,15 @@ class Batcher:
     waits for a reader; blocks of the cache go back when a request ends, however it ends.
     """
 
-    def __init__(self, model: Any, size: CacheSize, on_token: TokenTimes = lambda first, seconds: None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        size: CacheSize,
+        on_token: TokenTimes = lambda first, seconds: None,
+        *,
+        paced: bool = True,
+    ) -> None:
+        """`paced`: prompts come in pieces while others are answered, for readers who wait; else as a pass has room."""
         pacing.register()
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # it quotes prompts
         self.size = size
@@ -275,9 +290,29 @@ class Batcher:
         with torch.inference_mode():  # the thread takes it over from here
             self._processor: Any = self._manager._create_batch_processor()
             scheduler: Any = self._processor.scheduler
-            scheduler.pace, scheduler.reserved = self.pace, size.reserved
+            scheduler.pace, scheduler.reserved = self.pace if paced else None, size.reserved
             self._manager.batch_processor = self._processor
             self._manager.start()
+
+    @classmethod
+    def start(
+        cls,
+        model: Any,
+        size: CacheSize,
+        name: str,
+        on_token: TokenTimes = lambda first, seconds: None,
+        *,
+        paced: bool = True,
+    ) -> Batcher:
+        """For the model that users know by `name`. Raises: UnsupportedModel if transformers cannot batch for it."""
+        try:
+            return cls(model, size, on_token, paced=paced)
+        except (AttributeError, NotImplementedError, ValueError) as error:
+            raise UnsupportedModel(
+                model=name,
+                reason=f"transformers cannot batch requests to it ({error})",
+                suggestion="Use `headrace run` without --batch, which answers one request at a time.",
+            ) from error
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, max_tokens: int, eos_token_ids: Sequence[int]
@@ -319,7 +354,7 @@ class Batcher:
         self.failed_passes += 1
         self._failures_in_a_row += 1
         self._failure = as_ours(failure)
-        logging.getLogger("headrace.server").error("a pass failed: %s", self._failure.what, exc_info=failure)
+        logging.getLogger("headrace.batching").error("a pass failed: %s", self._failure.what, exc_info=failure)
 
     def trouble(self) -> str | None:
         """Why requests should go elsewhere, or None: the loop has ended, or pass after pass fails."""

@@ -50,6 +50,12 @@ class SamplingParams:
     """How many of the likeliest tokens are reported beside the chosen one."""
 
 
+def sampling_defaults(config: Any) -> dict[str, Any]:
+    """What the checkpoint's generation config says of sampling, as vLLM takes it over."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: value for name in names if (value := getattr(config, name, None)) is not None}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Of the model's own distribution, before temperature and penalties."""

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.server.sampling import Row, SamplingParams
+from headrace.batching.sampling import Row, SamplingParams
 
 SCORES = torch.linspace(-2, 2, 11)
 
