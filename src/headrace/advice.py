@@ -15,6 +15,7 @@ from headrace.peers.layout import PeerModel, peer_model
 from headrace.peers.recommend import Recommended, Wish, recommend
 from headrace.peers.review import Review, review
 from headrace.planner import DEFAULT_CONTEXT, MEMORY_SHARE
+from headrace.sizing.scheme import QUANT_METHOD
 
 ENGINES = ("vllm", "sglang")
 
@@ -90,6 +91,12 @@ def _tokens(subject: Subject, context: int | None) -> int:
 
 def model_on(subject: Subject, gpus: int) -> PeerModel:
     """The model as one of so many GPUs holds it. Raises: UnsupportedModel."""
+    if subject.quantization == QUANT_METHOD:
+        raise errors.UnsupportedModel(
+            model=subject.name,
+            reason="its weights are stored as `headrace quantize` writes them, and no other engine reads that",
+            suggestion="Plan for the checkpoint that it was made of.",
+        )
     if subject.outline is None:
         raise errors.UnsupportedModel(
             model=subject.name,

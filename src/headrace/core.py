@@ -77,6 +77,8 @@ class ParamShape:
     """False if it must stay in device memory: stored in another dtype than it runs in, or not stored at all."""
     used_share: float = 1.0
     """Part of its bytes that one token's pass reads: of stacked experts only those that the token chooses."""
+    bits: int = 0
+    """Of each number, for the kernels of 8 and 4 bits; 0 if it is held in a dtype."""
 
 
 BlockKind = Literal["layer", "tower", "embedding", "head"]
@@ -200,6 +202,9 @@ class Machine:
     """... and of the processor's, what it reaches meanwhile: both want memory and cores."""
     products: Mapping[str, Products] = field(default_factory=dict)
     """Of the processor, by dtype (torch's name); the two rates above stand in for a dtype that is not here."""
+    int8_bytes_per_s: float = 0.0
+    int4_bytes_per_s: float = 0.0
+    """The same as `compute_bytes_per_s`, of weights of 8 and of 4 bits; 0 if it was not measured."""
     accelerator: Accelerator | None = None
     """None: the processor is the device, and its memory holds the residents."""
 
@@ -208,10 +213,11 @@ class Machine:
         """The way of a weight that is not on the device: from the host if there is an accelerator, else from disk."""
         return self.disk if self.accelerator is None else self.accelerator.link
 
-    @property
-    def weight_bytes_per_s(self) -> float:
-        """Weight bytes that decoding gets through on the device."""
-        return self.compute_bytes_per_s if self.accelerator is None else self.accelerator.memory_bytes_per_s
+    def weight_bytes_per_s(self, bits: int = 0) -> float:
+        """Weight bytes that decoding gets through on the device; `bits` as in `ParamShape`."""
+        if self.accelerator is not None:
+            return self.accelerator.memory_bytes_per_s
+        return {8: self.int8_bytes_per_s, 4: self.int4_bytes_per_s}.get(bits) or self.compute_bytes_per_s
 
     @property
     def operations_per_s(self) -> float:

@@ -153,7 +153,7 @@ class Engine:
         reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
         around = None if target is None else Around(target, reader, metrics, pin_memory=pin_memory)
         try:
-            here = _measure(reader, checkpoint, skeleton.dtype, target)
+            here = _measure(reader, checkpoint, skeleton, target)
             machine.trim_memory()
             baseline_bytes = machine.resident_bytes()
             demand = Demand(
@@ -248,9 +248,13 @@ def _room(here: Machine) -> int:
     return here.memory_bytes if here.accelerator is None else here.accelerator.memory_bytes
 
 
-def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtype, device: Device | None) -> Machine:
-    name = str(dtype).removeprefix("torch.")
+def _measure(
+    reader: DiskReader, checkpoint: store.Checkpoint, skeleton: model.Skeleton, device: Device | None
+) -> Machine:
+    name = str(skeleton.dtype).removeprefix("torch.")
     weights_per_s = machine.measure_compute_bytes_per_s(name)  # first: its memory must not be the process's peak
+    used = {param.bits for block in skeleton.shape.blocks for param in block.params}
+    low_bits = {bits: machine.measure_low_bits_per_s(bits, name) for bits in used if bits}
     operations_per_s = machine.measure_operations_per_s(name)
     per_layer_s, per_pass_s = model.measure_overhead_s()
     here = Machine(
@@ -261,6 +265,8 @@ def _measure(reader: DiskReader, checkpoint: store.Checkpoint, dtype: torch.dtyp
         compute_operations_per_s=operations_per_s,
         layer_overhead_s=per_layer_s,
         pass_overhead_s=per_pass_s,
+        int8_bytes_per_s=low_bits.get(8, 0.0),
+        int4_bytes_per_s=low_bits.get(4, 0.0),
         accelerator=None if device is None else measure(device),
     )
     # Measured here in a moment all the same: it loads the code that a pass will run, which belongs to the baseline.

@@ -333,6 +333,75 @@ class OtherBatch(UserError):
     example = {"output": "answers.jsonl", "line": 1}
 
 
+class ForeignQuantization(UserError):
+    """Weights that are quantized in a form that the kernels here do not read as it lies on disk."""
+
+    model: str
+    method: str
+    suggestion: str
+    template = (
+        "The weights in {model!r} are quantized in the form {method!r}, and in that form they cannot be streamed."
+    )
+    remedy = "{suggestion} To plan for an engine that runs them as they are: headrace plan {model} --for vllm."
+    example = {
+        "model": "models/m-gptq",
+        "method": "gptq",
+        "suggestion": "Convert them once: headrace quantize models/m-gptq NEW --bits 4 (or 8).",
+    }
+
+
+class OtherLayout(UserError):
+    """4-bit weights that were packed for a processor with other vectors."""
+
+    model: str
+    layout: str
+    here: str
+    template = "The 4-bit weights in {model!r} lie in the order {layout!r}, and the kernels here read {here!r}."
+    remedy = "Put them in order once, which changes no number: headrace quantize {model} NEW; then use NEW."
+    example = {"model": "models/m-int4", "layout": "avx512", "here": "avx2"}
+
+
+class AlreadyQuantized(UserError):
+    """`headrace quantize` was given what it has made."""
+
+    model: str
+    bits: int
+    template = "{model!r} is quantized to {bits} bits already."
+    remedy = "Use it as it is; for other bits or groups quantize the original again."
+    example = {"model": "models/m-int4", "bits": 4}
+
+
+class NothingToQuantize(UserError):
+    """A model without a matrix that the kernels of few bits could take."""
+
+    model: str
+    reason: str
+    template = "Nothing in {model!r} can be quantized: {reason}."
+    remedy = "Use it as it is."
+    example = {"model": "models/gpt2", "reason": "none of its layers has a linear module"}
+
+
+class OutputExists(UserError):
+    """The directory that should be written is there, and something is in it."""
+
+    path: str
+    found: Sequence[str]
+    template = "{path!r} is not empty (it has: {found:list}), and nothing is overwritten."
+    remedy = "Name a directory that does not exist yet, or remove this one."
+    example = {"path": "models/m-int4", "found": ["config.json"]}
+
+
+class NoDiskSpace(UserError):
+    """The result would not fit on the disk; nothing was written."""
+
+    path: str
+    needed_bytes: int
+    free_bytes: int
+    template = "Writing {path!r} takes {needed_bytes:size}, and {free_bytes:size} are free there."
+    remedy = "Free some space, or name a directory on another disk. Nothing was written."
+    example = {"path": "models/m-int4", "needed_bytes": 2**32, "free_bytes": 2**30}
+
+
 class ConfigLacksFields(UserError):
     """A config.json does not say how large the model is."""
 

@@ -29,7 +29,8 @@ from headrace.planner import (
 from headrace.sizing import families, gguf, stored
 from headrace.sizing.fields import Fields, UnknownFamily
 from headrace.sizing.outline import Outline
-from headrace.sizing.quantized import UnknownQuantization, quantize
+from headrace.sizing.quantized import UnknownQuantization, foreign, quantize
+from headrace.sizing.scheme import QUANT_METHOD
 from headrace.sizing.shape import model_shape
 
 STAGING_BYTES = READER_THREADS * CHUNK_BYTES
@@ -270,12 +271,8 @@ class Forecast:
 
 def forecast(subject: Subject, probed: probing.Probed, demand: Demand, config: OffloadConfig) -> Forecast:
     """Raises: BudgetTooSmall, HostBudgetTooSmall, NothingOffloaded, UnsupportedModel."""
-    if method := subject.quantization:
-        raise errors.UnsupportedModel(
-            model=subject.name,
-            reason=f"its weights are quantized ({method}), and quantized weights cannot be streamed yet",
-            suggestion="Plan for an engine that runs them with --for vllm, or take the unquantized checkpoint.",
-        )
+    if (method := subject.quantization) not in (None, QUANT_METHOD):
+        raise foreign(subject.name, str(method))
     here = probed.machine
     made = plan(subject.shape, here, demand, config)
     steps = tuple(

@@ -167,6 +167,22 @@ def _multiply(hidden: Any, matrices: Sequence[Any]) -> None:
         torch.nn.functional.linear(hidden, matrix)
 
 
+def measure_low_bits_per_s(bits: int, dtype: str = "bfloat16", nbytes: int = 48 * 2**20) -> float:
+    """The same of weights of 8 or 4 bits, by torch's kernels for them."""
+    import torch
+
+    element, columns, group = getattr(torch, dtype), 4096, 64
+    rows = nbytes * 8 // bits // columns
+    token = torch.ones((1, columns), dtype=element)
+    kernels = torch.ops.aten
+    if bits == 8:
+        wide, scale = torch.ones((rows, columns), dtype=torch.int8), torch.ones(rows, dtype=element)
+        return nbytes / _seconds(lambda: kernels._weight_int8pack_mm(token, wide, scale), unmeasured=1)
+    packed = torch.zeros((rows, columns // 2), dtype=torch.uint8)
+    scales = torch.ones((columns // group, rows, 2), dtype=element)
+    return nbytes / _seconds(lambda: kernels._weight_int4pack_mm_for_cpu(token, packed, group, scales), unmeasured=1)
+
+
 def measure_operations_per_s(dtype: str = "bfloat16", side: int = 1024) -> float:
     """Operations per second of a product of two square matrices, as a prefill does it: the median of five."""
     import torch

@@ -75,6 +75,8 @@ def _parsed(data: Any) -> Machine:
         disk_share=_share(data, "disk_share"),
         compute_share=_share(data, "compute_share"),
         products=_products(data.get("products", {})),
+        int8_bytes_per_s=_rate(data, "int8_bytes_per_s", may_be_zero=True),
+        int4_bytes_per_s=_rate(data, "int4_bytes_per_s", may_be_zero=True),
         accelerator=None if accelerator is None else _accelerator(accelerator),
     )
 

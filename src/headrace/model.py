@@ -23,9 +23,12 @@ from torch import nn
 from headrace import errors
 from headrace.blocks import Block, Blocks, Weight, find_stacks, named_sites
 from headrace.core import BlockKind, BlockShape, ModelShape, ParamShape, Segment, StoredTensor
+from headrace.lowbit.modules import Int4Linear, Int8Embedding, Int8Linear, LowBitLinear
 from headrace.origins import TORCH_DTYPES, collect_weights, trace, untie_different
 from headrace.sizing import running
 from headrace.sizing.fields import Fields
+from headrace.sizing.quantized import foreign
+from headrace.sizing.scheme import QUANT_METHOD, UnknownScheme, scheme_of
 from headrace.sizing.shape import used_share
 from headrace.store import Checkpoint
 
@@ -44,18 +47,25 @@ class Skeleton:
     """Stored tensors that the model has no use for."""
 
 
-def build(directory: Path, checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Skeleton:
+def build(
+    directory: Path, checkpoint: Checkpoint, *, trust_remote_code: bool = False, dequantize: bool = False
+) -> Skeleton:
     """The model that `directory`'s config describes, on the meta device; buffers are real.
 
     It runs in the dtype that most of its bytes are stored in: casting would mean work for every byte that streams.
+    With `dequantize`, weights that others have quantized become plain ones as they are converted.
 
-    Raises: UnsupportedModel, TensorMismatch.
+    Raises: UnsupportedModel, ForeignQuantization, OtherLayout, TensorMismatch.
     """
     config = _load_config(directory, trust_remote_code)
-    dtype = _stored_dtype(checkpoint)
+    settings = _quantization(config)
+    reader = _dequantizer(directory, config, settings) if dequantize else None
+    if reader is None:
+        _check_quantization(directory, settings)
+    dtype = _stored_dtype(checkpoint) if reader is None else _dtype_of(config)
     model = _empty_model(directory, config, dtype, trust_remote_code)
     _apply_fp32_rules(model, dtype)
-    sources, ignored = trace(model, checkpoint)
+    sources, ignored = trace(model, checkpoint, reader)
     untie_different(model, checkpoint, sources)
     weights, converters = collect_weights(directory, model, checkpoint, sources)
     blocks = _cut(model, weights)
@@ -68,6 +78,7 @@ def shape_without_weights(directory: Path, fields: Fields, *, trust_remote_code:
     Raises: UnsupportedModel.
     """
     config = _load_config(directory, trust_remote_code)
+    _check_quantization(directory, _quantization(config))
     dtype = getattr(torch, fields.dtype or "float32")
     model = _empty_model(directory, config, dtype, trust_remote_code)
     _apply_fp32_rules(model, dtype)
@@ -235,15 +246,55 @@ def _load_config(directory: Path, trust_remote_code: bool) -> Any:
             reason=f"transformers cannot read its config ({_first_line(error)})",
             suggestion="Upgrade with `pip install -U transformers`, or check config.json.",
         ) from error
-    quantization = getattr(config, "quantization_config", None)
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+    return config
+
+
+def _quantization(config: Any) -> dict[str, Any]:
+    """The config's `quantization_config`; empty if there is none."""
+    settings = getattr(config, "quantization_config", None) or {}
+    return dict(settings) if isinstance(settings, dict) else dict(settings.to_dict())
+
+
+def _dequantizer(directory: Path, config: Any, settings: dict[str, Any]) -> Any | None:
+    """What tells transformers' conversions to make plain weights; the model itself is then built as a plain one."""
+    if not settings or settings.get("quant_method") == QUANT_METHOD:
+        return None
+    from headrace.lowbit.foreign import UnreadableQuantization, dequantizer
+
+    try:
+        made = dequantizer(settings)
+    except UnreadableQuantization as unreadable:
         raise errors.UnsupportedModel(
             model=str(directory),
-            reason=f"its weights are quantized ({method}), and quantized weights cannot be streamed yet",
-            suggestion="Use the model's unquantized checkpoint (bf16, f16 or f32), or a .gguf file, which is imported.",
-        )
-    return config
+            reason=str(unreadable).rstrip("."),
+            suggestion="Take the model's unquantized checkpoint, or a .gguf file of it.",
+        ) from None
+    del config.quantization_config
+    return made
+
+
+def _dtype_of(config: Any) -> torch.dtype:
+    dtype = getattr(config, "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+
+
+def _check_quantization(directory: Path, settings: dict[str, Any]) -> None:
+    """Refuse quantized weights that are not stored as the kernels here read them."""
+    if not settings:
+        return
+    method = settings.get("quant_method")
+    if method != QUANT_METHOD:
+        raise foreign(str(directory), str(method))
+    from headrace.lowbit.packing import layout_here
+
+    try:
+        layout = scheme_of(settings).layout
+    except UnknownScheme as unknown:
+        raise errors.UnsupportedModel(
+            model=str(directory), reason=str(unknown), suggestion="Quantize the original again with this Headrace."
+        ) from None
+    if layout not in ("", here := layout_here()):
+        raise errors.OtherLayout(model=str(directory), layout=layout, here=here or "another one")
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
@@ -265,6 +316,7 @@ def _empty_model(directory: Path, config: Any, dtype: torch.dtype, trust_remote_
             make: Any = AutoModelForCausalLM.from_config
             model = make(config, dtype=dtype, trust_remote_code=trust_remote_code)
         model.tie_weights()
+        _use_low_bits(model, dtype)
     except Exception as error:
         raise errors.UnsupportedModel(
             model=str(directory),
@@ -288,6 +340,18 @@ def _empty_model(directory: Path, config: Any, dtype: torch.dtype, trust_remote_
     return model.eval()  # type: ignore[no-any-return]
 
 
+def _use_low_bits(model: Any, dtype: torch.dtype) -> None:
+    """Put modules for weights of few bits where the config says that there are such."""
+    settings = getattr(model.config, "quantization_config", None)
+    if settings:
+        from transformers.quantizers.auto import AutoHfQuantizer
+
+        from headrace.lowbit.quantizer import register
+
+        register()
+        AutoHfQuantizer.from_config(settings, pre_quantized=True).preprocess_model(model, dtype=dtype)
+
+
 class FoldedLinear(nn.Linear):
     """A head without a bias that multiplies by a matrix of all positions, as torch does for a weight that needs grad.
 
@@ -295,6 +359,9 @@ class FoldedLinear(nn.Linear):
     each sequence (192 MiB each for 49152 x 2048 in bfloat16), and in float16 and float32 the bits can differ from those
     of the model that from_pretrained gives, whose weights do need grad. So this saves the copies and keeps the bits.
     """
+
+    is_plain_linear = True
+    """It computes what nn.Linear does."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         folded = nn.functional.linear(input.reshape(-1, self.in_features), self.weight)
@@ -363,7 +430,7 @@ def _table_and_head(
 ) -> tuple[list[Block], list[Block]]:
     """The block of the embedding table, and the block of the head (with the table's weight if they are tied)."""
     plain_table = isinstance(table, nn.Embedding) and id(table.weight) in weights
-    plain_head = isinstance(head, nn.Linear) and id(head.weight) in weights
+    plain_head = isinstance(head, (nn.Linear, LowBitLinear)) and id(head.weight) in weights
     if plain_table and plain_head and table.weight is head.weight:
         weight = weights[id(table.weight)]
         if not _only_sites(weight, table, head):
@@ -395,7 +462,7 @@ def _name_of(model: nn.Module, wanted: nn.Module) -> str:
 
 def _shape(model: Any, blocks: Blocks, config: Any, dtype: torch.dtype) -> ModelShape:
     text = Fields(config.to_dict(), type(model).__name__).text
-    element = next(iter(blocks.weights())).meta.element_size()
+    element = dtype.itemsize
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     share = running.expert_share(text)
     cache = running.cache_shape(text, element)
@@ -404,7 +471,9 @@ def _shape(model: Any, blocks: Blocks, config: Any, dtype: torch.dtype) -> Model
             BlockShape(
                 block.name,
                 tuple(
-                    ParamShape(weight.name, weight.nbytes, weight.movable, used_share(weight.name, share))
+                    ParamShape(
+                        weight.name, weight.nbytes, weight.movable, used_share(weight.name, share), _bits(weight)
+                    )
                     for weight in block.weights
                 ),
                 block.kind,
@@ -423,6 +492,16 @@ def _shape(model: Any, blocks: Blocks, config: Any, dtype: torch.dtype) -> Model
         element_bytes=element,
         dtype=str(dtype).removeprefix("torch."),
         score_bytes=running.score_bytes(text, element),
+    )
+
+
+def _bits(weight: Weight) -> int:
+    """Of a matrix for the kernels of few bits; 0 for what is held in a dtype."""
+    site = weight.sites[0]
+    if site.attribute != "weight":
+        return 0
+    return (
+        4 if isinstance(site.module, Int4Linear) else 8 if isinstance(site.module, (Int8Linear, Int8Embedding)) else 0
     )
 
 

@@ -40,12 +40,15 @@ class Source:
     """The name that the converter is called with: its own, or that of the first of several that it makes at once."""
 
 
-def trace(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, Source], list[str]]:
-    """By name in the model: the stored tensors it is made of; and the stored tensors that nothing is made of."""
+def trace(model: Any, checkpoint: Checkpoint, dequantizer: Any | None = None) -> tuple[dict[str, Source], list[str]]:
+    """By name in the model: the stored tensors it is made of; and the stored tensors that nothing is made of.
+
+    `dequantizer` is transformers' quantizer whose conversions make plain weights of quantized ones.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-    mapping = get_model_conversion_mapping(model)
+    mapping = get_model_conversion_mapping(model, hf_quantizer=dequantizer)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}

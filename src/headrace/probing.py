@@ -87,6 +87,8 @@ def probe(file: Path | None = None) -> Probed:
             disk_share=disk_share,
             compute_share=compute_share,
             products=kernels.products,
+            int8_bytes_per_s=kernels.int8_bytes_per_s,
+            int4_bytes_per_s=kernels.int4_bytes_per_s,
             accelerator=accelerator,
         ),
         tuple(notes),
@@ -238,6 +240,8 @@ class _Kernels:
     pass_s: float = 0.0
     expert_s: float = 0.0
     products: Mapping[str, Products] = field(default_factory=dict)
+    int8_bytes_per_s: float = 0.0
+    int4_bytes_per_s: float = 0.0
 
 
 def _kernels(copied: float) -> tuple[_Kernels, str]:
@@ -261,10 +265,12 @@ def _kernels(copied: float) -> tuple[_Kernels, str]:
         pass_s=per_pass,
         expert_s=measure_expert_overhead_s(per_layer),
         products=products,
+        int8_bytes_per_s=machine.measure_low_bits_per_s(8),
+        int4_bytes_per_s=machine.measure_low_bits_per_s(4),
     )
     return (
         measured,
-        f"processor: torch's products in {', '.join(DTYPES)}, and tiny models for what layers cost beside them",
+        f"processor: torch's products in {', '.join(DTYPES)}, 8 and 4 bits; tiny models for what layers cost",
     )
 
 

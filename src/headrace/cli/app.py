@@ -345,6 +345,67 @@ def plan(
     command.plan(options, offload.config())
 
 
+@app.command(short_help="Write a model with 8 or 4 bits for each weight.")
+def quantize(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A directory with safetensors, a .gguf file, or a hub id (org/name)."),
+    ],
+    output: Annotated[Path, typer.Argument(metavar="NEW", help="The directory to write; it must be new, or empty.")],
+    bits: Annotated[
+        int | None,
+        typer.Option(metavar="8|4", help="Of each weight in the layers; default: 8, and of a .gguf file what it has."),
+    ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="With 4 bits: so many weights share a scale (32, 64, 128 or 256); default: 64, .gguf: 32."
+        ),
+    ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            help="With 4 bits: let the original read a text first, and round where it hurts least.",
+        ),
+    ] = True,
+    damage: Annotated[
+        bool | None,
+        typer.Option(
+            "--damage/--no-damage",
+            help="Run both on a text and print what was lost; default: yes, but not for a .gguf file, which would be "
+            "imported for it.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Budget of the process while a model runs; default: 90 % of what is free."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> int:
+    """Write a model with 8 or 4 bits for each weight, layer by layer, and tell what that costs.
+
+    NEW loads like any other model, and streams half or a quarter of the bytes.
+    """
+    from headrace.cli.quantize import QuantizeOptions
+    from headrace.cli.quantize import quantize as command
+
+    return command(
+        QuantizeOptions(
+            model=model,
+            output=output,
+            bits=bits,
+            group_size=group_size,
+            calibrate=calibrate,
+            damage=damage,
+            memory=memory,
+            as_json=as_json,
+            trust_remote_code=trust_remote_code,
+        )
+    )
+
+
 @app.command(short_help="Measure this machine, for plans.")
 def machine(
     file: Annotated[

@@ -34,6 +34,7 @@ def _rows(here: Machine) -> list[tuple[str, str]]:
         ("memory", f"{format_bytes(here.memory_bytes)} that a process can have now"),
         ("disk", format_rate(here.disk.bytes_per_s)),
         *_product_rows(here),
+        *_low_bits(here),
         ("matrices", f"{here.compute_operations_per_s / 1e9:.0f} billion operations/s"),
         (
             "overhead",
@@ -59,3 +60,8 @@ def _product_rows(here: Machine) -> list[tuple[str, str]]:
         (dtype, ", ".join(f"{format_rate(rate)} for {rows}" for rows, rate in products.rates) + " tokens at once")
         for dtype, products in here.products.items()
     ]
+
+
+def _low_bits(here: Machine) -> list[tuple[str, str]]:
+    rates = ((8, here.int8_bytes_per_s), (4, here.int4_bytes_per_s))
+    return [(f"{bits} bits", f"{format_rate(rate)} of quantized weights, decoding") for bits, rate in rates if rate]

@@ -61,7 +61,7 @@ class GgufModel:
             table = next((tensor for tensor in header.tensors if tensor.name == "rope_freqs.weight"), None)
             divisors = None if table is None else next(self._decode(table))
             stretch_positions(self.config, header, divisors)
-            model = _meta_model(self.config)
+            self.model = model = _meta_model(self.config)
             self._mapping, self._processor = self._read_mapping(model)
         self.torch_dtype, self.dtype = self._choose_dtype()
         self.config.dtype = self.torch_dtype
@@ -79,18 +79,36 @@ class GgufModel:
 
     def pieces(self, spec: TensorSpec) -> Iterator[Any]:
         """The bytes of one model weight, as buffers of a few MiB in order."""
-        tensors = self._sources[spec.name].tensors
-        if tensors[0].name in _AS_STORED:
-            rows: Iterator[Any] = self._decode(tensors[0])
-        else:
-            whole = self._process(spec, tensors)
-            step = max(1, _PIECE_BYTES // max(1, 4 * math.prod(spec.shape[1:])))
-            rows = (whole[start : start + step] for start in range(0, len(whole), step))
         import torch
 
-        for piece in rows:
-            tensor = piece if isinstance(piece, torch.Tensor) else torch.from_numpy(piece)
-            yield tensor.to(self.torch_dtype).contiguous().reshape(-1).view(torch.uint8).numpy()
+        for piece in self.numbers(spec):
+            yield piece.to(self.torch_dtype).contiguous().reshape(-1).view(torch.uint8).numpy()
+
+    def numbers(self, spec: TensorSpec) -> Iterator[Any]:
+        """One model weight as float32 tensors of whole rows, of a few MiB in order."""
+        import torch
+
+        tensors = self.tensors_of(spec.name)
+        if tensors[0].name in _AS_STORED:
+            yield from map(torch.from_numpy, self._decode(tensors[0]))
+            return
+        whole = self._process(spec, tensors)
+        step = max(1, _PIECE_BYTES // max(1, 4 * math.prod(spec.shape[1:])))
+        yield from (whole[start : start + step] for start in range(0, len(whole), step))
+
+    def tensors_of(self, name: str) -> tuple[GgufTensor, ...]:
+        """The file's tensors that a model weight is made of."""
+        return self._sources[name].tensors
+
+    def arranged(self, tensor: GgufTensor, numbers: Any) -> Any | None:
+        """What becomes of a matrix with these numbers in the place of a tensor of the file; None if nothing does."""
+        if tensor.name in _AS_STORED:
+            return numbers
+        with self._foreign(f"its tensor {tensor.name!r} cannot be converted"):
+            result = self._processor.process(
+                weights=numbers, name=tensor.name, tensor_key_mapping=self._mapping, parsed_parameters={"tensors": {}}
+            )
+        return None if result.name is None else result.weights
 
     # --- config and names -----------------------------------------------------------------------------------------
 
@@ -240,11 +258,12 @@ class GgufModel:
         one_row = (row_items,) if len(tensor.shape) == 1 else None
         for start in range(0, rows, step):
             count = min(step, rows - start)
-            raw = self._read(tensor, tensor.offset + start * row_bytes, count * row_bytes)
+            raw = self.read(tensor, tensor.offset + start * row_bytes, count * row_bytes)
             with np.errstate(all="ignore"):  # broken files hold infinities; what they decode to is theirs
                 yield dequantize(raw.reshape(count, row_bytes), quantization).reshape(one_row or (count, row_items))
 
-    def _read(self, tensor: GgufTensor, offset: int, nbytes: int) -> Any:
+    def read(self, tensor: GgufTensor, offset: int, nbytes: int) -> Any:
+        """Bytes of the file, uint8. Raises: CorruptGguf."""
         import numpy as np
 
         try:

@@ -22,7 +22,7 @@ SHARD_BYTES = 4 * 2**30
 """About how large one file gets; a layer is never split for it."""
 _DATA_ALIGNMENT = 4096
 _LAYER = re.compile(r"^.*?\.\d+\.")
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
 @dataclass(frozen=True, slots=True)

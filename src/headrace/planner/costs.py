@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.core import Bound, Machine, ModelShape
+from headrace.core import Bound, Machine, ModelShape, ParamShape
 
 MARGIN_BYTES = 24 * 2**20
 """Kernels' scratch, allocator slack and code loaded on first use; the probes have loaded most of it (docs/log.md)."""
@@ -126,15 +127,18 @@ def overhead_bytes(shape: ModelShape, demand: Demand) -> int:
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
-def used_bytes(shape: ModelShape, tokens: int) -> float:
-    """Weight bytes that a pass over so many tokens computes with: all of them but tables, and the experts chosen."""
-    passed = sum(
-        param.nbytes * _reached(param.used_share, tokens)
-        for block in shape.blocks
-        if not block.gathered
-        for param in block.params
-    )
-    return shape.fixed_bytes + passed
+def _used(shape: ModelShape, tokens: int) -> Iterator[tuple[ParamShape, float]]:
+    """Parameters that a pass over so many tokens computes with, and the bytes of each: no tables, chosen experts."""
+    for block in shape.blocks:
+        if not block.gathered:
+            for param in block.params:
+                yield param, param.nbytes * _reached(param.used_share, tokens)
+
+
+def _weights_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
+    """What all of them take to go through the cores once, each by the kernel for its bits."""
+    moved_s = sum(nbytes / machine.weight_bytes_per_s(param.bits) for param, nbytes in _used(shape, tokens))
+    return shape.fixed_bytes / machine.weight_bytes_per_s() + moved_s
 
 
 def _reached(share: float, tokens: int) -> float:
@@ -144,13 +148,14 @@ def _reached(share: float, tokens: int) -> float:
 
 def multiplied_numbers(shape: ModelShape) -> float:
     """Numbers that one token is multiplied with: what it costs to compute, at two operations each."""
-    return used_bytes(shape, 1) / shape.element_bytes
+    fixed = shape.fixed_bytes / shape.element_bytes
+    return fixed + sum(nbytes * 8 / (param.bits or 8 * shape.element_bytes) for param, nbytes in _used(shape, 1))
 
 
 def decode_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
     """Of one pass that makes a token for each sequence: its weights, and half of the cache, go through the cores."""
     cached = (shape.kv_bytes_per_token * demand.context_tokens + _window_bytes(shape, demand)) * demand.batch / 2
-    return _product_s(shape, machine, demand.batch) + cached / machine.weight_bytes_per_s
+    return _product_s(shape, machine, demand.batch) + cached / machine.weight_bytes_per_s()
 
 
 def _window_bytes(shape: ModelShape, demand: Demand) -> int:
@@ -165,11 +170,24 @@ def prefill_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> fl
 def _product_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
     """Of all weights with so many rows: of those that must be gone through, or of those that each row needs."""
     products = None if machine.accelerator is not None else machine.products.get(shape.dtype)
-    if products is not None:
-        return max(products.seconds(used_bytes(shape, tokens), 1), products.seconds(used_bytes(shape, 1), tokens))
+    if products is None:
+        return max(_weights_s(shape, machine, tokens), _multiplying_s(shape, machine, tokens))
+    all_rows, one_row = _plain_bytes(shape, tokens), _plain_bytes(shape, 1)
+    plain_s = max(products.seconds(all_rows, 1), products.seconds(one_row, tokens))
+    few_bits = [(param, nbytes) for param, nbytes in _used(shape, tokens) if param.bits]
+    moved_s = sum(nbytes / machine.weight_bytes_per_s(param.bits) for param, nbytes in few_bits)
+    share = sum(nbytes * 8 / param.bits for param, nbytes in few_bits) / max(1.0, multiplied_numbers(shape))
+    return plain_s + max(moved_s, min(1.0, share) * _multiplying_s(shape, machine, tokens) if few_bits else 0.0)
+
+
+def _plain_bytes(shape: ModelShape, tokens: int) -> float:
+    """Of the weights that are held in a dtype."""
+    return shape.fixed_bytes + sum(nbytes for param, nbytes in _used(shape, tokens) if not param.bits)
+
+
+def _multiplying_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
     rate = machine.operations_per_s
-    multiplying_s = 2 * multiplied_numbers(shape) * tokens / rate if rate > 0 else 0.0
-    return max(used_bytes(shape, tokens) / machine.weight_bytes_per_s, multiplying_s)
+    return 2 * multiplied_numbers(shape) * tokens / rate if rate > 0 else 0.0
 
 
 def overhead_s(shape: ModelShape, machine: Machine) -> float:

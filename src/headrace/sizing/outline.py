@@ -36,6 +36,8 @@ class Tensor:
     """torch's name; empty for the model's own."""
     pieces: tuple[int, ...] = ()
     """Where it is stored in another form than shape and dtype make: the bytes of each tensor that it is stored as."""
+    bits: int = 0
+    """Of each number, where the kernels of 8 and 4 bits read it; 0 if it is held in a dtype."""
 
     @property
     def numel(self) -> int:

@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import Reason
+from headrace.errors import ForeignQuantization, Reason
 from headrace.sizing.fields import Fields
 from headrace.sizing.outline import ELEMENT_BYTES, Matrices, Outline, Tensor
+from headrace.sizing.scheme import QUANT_METHOD, READABLE_METHODS, UnknownScheme, scheme_of
 
 Stored = Callable[[Matrices], tuple[int, ...]]
 """Bytes of each tensor that ONE of the matrices is stored as (the count is not looked at)."""
@@ -32,6 +33,8 @@ def quantize(outline: Outline, fields: Fields, dtype: str) -> Outline:
     if not isinstance(settings, dict):
         return outline
     method = str(settings.get("quant_method", ""))
+    if method == QUANT_METHOD:
+        return _in_low_bits(outline, settings)
     if method not in _METHODS:
         raise UnknownQuantization(f"the layout of its quantization {method!r} is not known here")
     stored_as = _METHODS[method](settings, outline, dtype)
@@ -42,6 +45,37 @@ def quantize(outline: Outline, fields: Fields, dtype: str) -> Outline:
             pieces = tuple(tensor.matrices.count * nbytes for nbytes in stored(tensor.matrices))
             tensor = dataclasses.replace(tensor, pieces=pieces)
         tensors.append(tensor)
+    return dataclasses.replace(outline, tensors=tensors)
+
+
+def foreign(model: str, method: str) -> ForeignQuantization:
+    """The error for a form that is not streamed, with the way that converts it."""
+    if method in READABLE_METHODS:
+        suggestion = f"Convert them once: headrace quantize {model} NEW --bits 4 (or 8)."
+    else:
+        suggestion = "Take the model's unquantized checkpoint, or a .gguf file of it; headrace quantize converts both."
+    return ForeignQuantization(model=model, method=method, suggestion=suggestion)
+
+
+def _in_low_bits(outline: Outline, settings: Mapping[str, Any]) -> Outline:
+    """With what `headrace quantize` stores, tensor by tensor."""
+    try:
+        scheme = scheme_of(settings)
+    except UnknownScheme as unknown:
+        raise UnknownQuantization(str(unknown)) from None
+    tensors: list[Tensor] = []
+    for tensor in outline.tensors:
+        module, _, attribute = tensor.name.rpartition(".")
+        stored = None
+        if attribute == "weight" and len(tensor.shape) == 2:
+            stored = scheme.stored(module, *tensor.shape)
+        if stored is None:
+            tensors.append(tensor)
+            continue
+        bits = scheme.bits_of(module) or 0
+        for each in stored:
+            of_matrix = bits if each.attribute == "weight" else 0
+            tensors.append(Tensor(f"{module}.{each.attribute}", each.shape, dtype=each.dtype, bits=of_matrix))
     return dataclasses.replace(outline, tensors=tensors)
 
 

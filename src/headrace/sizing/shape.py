@@ -25,7 +25,8 @@ def model_shape(outline: Outline, fields: Fields, dtype: str, stuck: frozenset[s
     share = expert_share(text)
 
     def param(tensor: Tensor) -> ParamShape:
-        return ParamShape(tensor.name, tensor.bytes_in(dtype), tensor.name not in stuck, used_share(tensor.name, share))
+        movable, used = tensor.name not in stuck, used_share(tensor.name, share)
+        return ParamShape(tensor.name, tensor.bytes_in(dtype), movable, used, tensor.bits)
 
     blocks, fixed = _cut(outline, param)
     buffers = sum(buffer.bytes_in(dtype) for buffer in outline.buffers)
@@ -72,6 +73,8 @@ def _cut(outline: Outline, param: Callable[[Tensor], ParamShape]) -> tuple[tuple
         module = tensor.name.rpartition(".")[0]
         if match and match["stack"] in stacks:
             layers.setdefault(f"{match['stack']}.{match['index']}", []).append(tensor)
+        elif module == outline.table and not tensor.name.endswith(".weight"):
+            fixed.append(tensor)  # scales: rows of the table alone are looked up
         else:
             around.get(module, fixed).append(tensor)
     main = _largest(layers)

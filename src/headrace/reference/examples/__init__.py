@@ -34,7 +34,15 @@ EXEMPT = {
 
 def examples() -> dict[str, Example]:
     """Every example by the name of its error."""
-    from headrace.reference.examples import of_files, of_modules, of_plans, of_runs, of_servers, of_settings
+    from headrace.reference.examples import (
+        of_files,
+        of_modules,
+        of_plans,
+        of_quantizing,
+        of_runs,
+        of_servers,
+        of_settings,
+    )
 
-    modules = (of_settings, of_files, of_runs, of_modules, of_plans, of_servers)
+    modules = (of_settings, of_files, of_quantizing, of_runs, of_modules, of_plans, of_servers)
     return {example.error: example for module in modules for example in module.EXAMPLES}
