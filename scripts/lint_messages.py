@@ -13,13 +13,10 @@ import builtins
 import importlib
 import importlib.util
 import inspect
-import io
-import itertools
 import os
 import re
 import string
 import sys
-import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +26,13 @@ import typer
 import typer.main
 
 from headrace.errors import HeadraceError, concrete_errors
+from headrace.reference import literals
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*+(?:-[a-z0-9]++)*+(?![\w{-])")
 COMMAND = re.compile(r"(?<![\w./'-])headrace ([a-z][a-z-]*+)(?![\w=])")
-PLACEHOLDER = re.compile(r"(?<!\{)\{[A-Za-z_]\w*(?:[.\[!:][^{}]*)?\}(?!\})")
 # What other programs take is theirs to document: `hf download --local-dir x`, "Run: pip install --upgrade x".
 QUOTED = re.compile(r"`([^`]*)`")
-FOREIGN_COMMAND = re.compile(r"\b(?:pip|python|git|hf) (?:install|-m|clone|download)[^`\n]*")
+FOREIGN_COMMAND = re.compile(r"\b(?:(?:pip|python|git|hf) (?:install|-m|clone|download)|curl )[^`\n]*")
 
 # Python itself asks for these (a module's __getattr__, an abstract method, an iterator's end).
 # AssertionError is what an assert raises: it speaks to us, not to users.
@@ -191,58 +188,19 @@ def lint_class(cls: type[HeadraceError], cli: CommandLine | None) -> Iterator[Fa
 # --- source -------------------------------------------------------------------------------------------------------
 
 
-def string_runs(source: str) -> Iterator[list[tuple[int, str]]]:
-    """Adjacent string literals that Python joins into one, each with its line and its text as written."""
-    run: list[tuple[int, str]] = []
-    lines = source.splitlines(keepends=True)
-    opened: list[tokenize.TokenInfo] = []
-    # From Python 3.12 on an f-string is many tokens between a start and an end.
-    fstring_start, fstring_end = (getattr(tokenize, name, -1) for name in ("FSTRING_START", "FSTRING_END"))
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == fstring_start:
-            opened.append(token)
-        elif token.type == fstring_end:
-            start = opened.pop()
-            if not opened:
-                (first, left), (last, right) = start.start, token.end
-                text = (
-                    lines[first - 1][left:right]
-                    if first == last
-                    else "".join([lines[first - 1][left:], *lines[first : last - 1], lines[last - 1][:right]])
-                )
-                run.append((first, text))
-        elif opened:
-            continue
-        elif token.type == tokenize.STRING:
-            run.append((token.start[0], token.string))
-        elif token.type not in {tokenize.NL, tokenize.COMMENT}:
-            if len(run) > 1:
-                yield run
-            run = []
-
-
-def literal_body(literal: str) -> tuple[str, str]:
-    """Prefix and body of a literal: `f"ab"` is ("f", "ab")."""
-    prefix = re.match(r"[A-Za-z]*", literal)[0].lower()  # type: ignore[index]
-    rest = literal[len(prefix) :]
-    quote = 3 if rest.startswith(('"""', "'''")) else 1
-    return prefix, rest[quote:-quote]
-
-
 def lint_seams(source: str) -> Iterator[tuple[int, str, str]]:
     """Where two literals of one sentence meet without a space, or one of them lacks the f that another one has."""
-    for run in string_runs(source):
-        pieces = [(line, *literal_body(literal)) for line, literal in run]
-        if any("f" in prefix for _, prefix, _ in pieces):
-            for line, prefix, body in pieces:
-                if "f" not in prefix and (missing := PLACEHOLDER.search(body)):
-                    yield line, "missing-f", f"{missing[0]} is shown as it stands: the other parts have an f in front"
-        if any({"r", "b"} & set(prefix) for _, prefix, _ in pieces) or not any(" " in body for *_, body in pieces):
+    for run in literals.runs(source):
+        for literal, missing in run.lacking_f():
+            yield literal.line, "missing-f", f"{missing} is shown as it stands: the other parts have an f in front"
+        if not all(literal.is_plain_text for literal in run.literals):
             continue
-        for (_, _, left), (line, _, right) in itertools.pairwise(pieces):
-            glued = re.search(r"[\w.,:;!?)}\]%'`\"]$", left) and re.match(r"[\w({\['`\"-]", right)
-            if glued and not left.endswith((r"\n", r"\t")):
-                yield line, "seam", f"no space between {left[-20:]!r} and {right[:20]!r}"
+        if not any(" " in literal.body for literal in run.literals):
+            continue
+        for left, right in run.seams():
+            glued = re.search(r"[\w.,:;!?)}\]%'`\"]$", left.body) and re.match(r"[\w({\['`\"-]", right.body)
+            if glued and not left.body.endswith((r"\n", r"\t")):
+                yield right.line, "seam", f"no space between {left.body[-20:]!r} and {right.body[:20]!r}"
 
 
 def has_words(node: ast.AST) -> bool:
@@ -320,7 +278,7 @@ def lint_source(source: str, *, words_live_here: bool, cli: CommandLine | None) 
         if isinstance(node, ast.Raise):
             yield from lint_raise(node, words_live_here=words_live_here)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-            if id(node) not in filled_later | inside_f_string and (missing := PLACEHOLDER.search(node.value)):
+            if id(node) not in filled_later | inside_f_string and (missing := literals.BRACED.search(node.value)):
                 yield node.lineno, "missing-f", f"{missing[0]} is shown as it stands: the text has no f in front"
             if cli:
                 yield from ((node.lineno, rule, what) for rule, what in lint_advice(node.value, cli, is_message=False))

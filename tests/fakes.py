@@ -20,7 +20,7 @@ from headrace.core import BlockShape, Link, Machine, ModelShape, ParamShape, Seg
 from headrace.metrics import Metrics
 from headrace.planner import Demand
 from headrace.reference.closest import Rarity, template_words
-from headrace.reference.records import Page, Site
+from headrace.reference.records import History, Page, Prose, Site
 from headrace.store import Read
 
 MIB = 2**20
@@ -236,6 +236,18 @@ class FakeCatalogue:
 
     def permalink(self, site: Site) -> str | None:
         return f"https://github.com/example/{self.package}/blob/v{self.version}/{site.file}#L{site.line}"
+
+    def versions(self, page_id: str) -> History | None:
+        return History() if page_id in self._pages else None
+
+    def earlier(self, page_id: str) -> list[Page]:
+        return []
+
+    def prose(self, page_id: str) -> Prose | None:
+        return None
+
+    def source(self, file: str) -> str | None:
+        return None
 
     def flags(self) -> Mapping[str, str]:
         return self._flags

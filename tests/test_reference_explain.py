@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.errors import HeadraceError, concrete_errors
+from headrace.config import OffloadConfig
+from headrace.errors import HeadraceError, InvalidOffloadConfig, concrete_errors
 from headrace.reference import explained
 from headrace.reference.build import build
 from headrace.reference.database import Catalogue
@@ -201,3 +202,24 @@ def test_what_headrace_prints_below_an_error_is_enough(ours: Catalogue) -> None:
     answer = explain(f"something else\nheadrace explain {OWN[0].error_id()}", [ours])
     assert answer.own is not None
     assert answer.own.name == OWN[0].__name__
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"offload_group_size": 4, "offload_num_in_group": 8}, {"offload_group_size": 4, "offload_prefetch_step": 0}],
+)
+def test_the_first_sentence_of_several_problems_is_enough(ours: Catalogue, settings: dict[str, int]) -> None:
+    with pytest.raises(InvalidOffloadConfig) as caught:
+        OffloadConfig.model_validate({"prefetch": settings})
+    answer = explain(str(caught.value).partition(": --")[0], [ours])
+    assert answer.site is not None
+    assert answer.site.qualname == "_contradictions"
+    assert answer.own is not None
+    assert answer.own.name == "InvalidOffloadConfig"
+    assert answer.match is not None
+    assert answer.match.consistent is True
+    whole = explain(str(caught.value), [ours])
+    assert whole.page is not None
+    assert whole.page.id == InvalidOffloadConfig.error_id()
+    assert [piece.consistent for piece in whole.pieces] == [True]
+    assert whole.fixes[0].verified

@@ -150,6 +150,93 @@ def test_pieces_that_are_gathered_are_sites_of_their_own() -> None:
     assert all(site.fragment and site.line == 9 for site in found)
 
 
+GATHERED = {
+    "yielded": """
+        class Mill:
+            def _problems(self):
+                if self.rank > self.most:
+                    yield f"rank {self.rank} is above {self.most}"
+
+            def check(self):
+                problems = list(self._problems())
+                if problems:
+                    raise ValueError("; ".join(problems))
+    """,
+    "handed over as a fact": """
+        def problems(rank, most):
+            if rank > most:
+                yield f"rank {rank} is above {most}"
+
+        def check(rank, most):
+            found, others = list(problems(rank, most)), 3
+            all_of_them = found + (["nothing else to say"] if others else [])
+            raise ManyErrors(problems=all_of_them, count=len(all_of_them))
+    """,
+    "returned": """
+        def check(rank, most):
+            raise ValueError("Not so:\\n" + "\\n".join(problems(rank, most)))
+
+        def problems(rank, most):
+            found = []
+            found += [f"rank {rank} is above {most}"]
+            found.extend(more(rank))
+            return found
+
+        def more(rank):
+            yield from [f"rank {rank} is odd, which is bad"]
+    """,
+    "kept": """
+        class Mill:
+            def _check_rank(self):
+                self.errors.append(f"rank {self.rank} is above {self.most}")
+
+            def check(self):
+                self.errors = []
+                self._check_rank()
+                raise ValueError(f"The mill: {', '.join(self.errors)}")
+    """,
+    "for each": """
+        def check(ranks, most, rank):
+            raise ValueError("; ".join(f"rank {rank} is above {most}" for rank in ranks))
+    """,
+}
+
+
+@pytest.mark.parametrize("source", GATHERED.values(), ids=GATHERED.keys())
+def test_pieces_are_followed_to_where_they_are_made(source: str) -> None:
+    found = [site for site in sites(source) if site.fragment]
+    texts = [pieces.canonical(site.templates[0]) for site in found]
+    assert "rank {} is above {}" in texts
+    for site in found:
+        # What another function makes is only a part of why it is raised.
+        assert not site.condition.complete or site.qualname.endswith("check")
+
+
+def test_a_piece_of_another_function_stands_where_it_is_made() -> None:
+    (site,) = (site for site in sites(GATHERED["yielded"]) if site.fragment)
+    assert (site.qualname, site.line, site.error_class) == ("Mill._problems", 5, "ValueError")
+    assert [atom.code for atom in site.condition.atoms] == ["self.rank > self.most"]
+    assert site.condition.incomplete == "Mill.check gathers it, and raises"
+
+
+def test_a_message_with_words_of_its_own_is_a_site_beside_its_pieces() -> None:
+    found = [(site.fragment, pieces.canonical(site.templates[0])) for site in sites(GATHERED["kept"])]
+    assert found == [(True, "rank {} is above {}"), (False, "The mill: {}")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "known = ['cpu', 'cuda']\n    raise ValueError(f'not one of {\", \".join(known)}')",
+        "known = known + known\n    raise ValueError(known)",
+        "raise ValueError(len([f'a text that nobody sees {x}']))",
+    ],
+    ids=["names", "of itself", "not shown"],
+)
+def test_what_is_no_piece_of_a_message(body: str) -> None:
+    assert not any(site.fragment for site in sites(f"def check(x, known):\n    {body}\n"))
+
+
 def test_kinds_of_sites() -> None:
     source = """
         def f(x):

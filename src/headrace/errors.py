@@ -14,6 +14,7 @@
     ├── NotWritable (also an OSError)      the cache for imports cannot be written
     ├── OutputFailed (also an OSError)     an answer or a trace could not be written
     ├── MissingPackage (also an ImportError)
+    ├── EndpointFailed                 a model that was to write about errors does not answer
     ├── DemoFailed                         the demo's two runs disagree
     ├── GenerationFailed                   a pass of the server failed for a reason that nobody foresaw
     ├── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
@@ -134,8 +135,16 @@ def concrete_errors(root: type[HeadraceError] = HeadraceError) -> Iterator[type[
 
 def error_with_id(error_id: str) -> type[HeadraceError] | None:
     """Our own class with this id. Subclasses that others have made are not ours to describe."""
-    ours = (kind for kind in concrete_errors() if kind.__module__ == __name__)
-    return next((kind for kind in ours if kind.error_id() == error_id), None)
+    return next((kind for kind in _our_own() if kind.error_id() == error_id), None)
+
+
+def error_with_name(name: str) -> type[HeadraceError] | None:
+    """Our own class with this name."""
+    return next((kind for kind in _our_own() if kind.__name__ == name), None)
+
+
+def _our_own() -> Iterator[type[HeadraceError]]:
+    return (kind for kind in concrete_errors() if kind.__module__ == __name__)
 
 
 class Reason(ValueError):
@@ -769,6 +778,20 @@ class PackageNotFound(UserError):
     example = {"package": "headrase", "nearest": "headrace"}
 
 
+class VersionUnavailable(ConfigError):
+    """A version of a package that was to be compared cannot be had as a wheel."""
+
+    package: str
+    version: str
+    reason: str
+    template = "There is no wheel of {package} {version}: {reason}."
+    remedy = (
+        "Try `pip download --no-deps --only-binary :all: {package}=={version}`, or give the files: --wheel FILE for "
+        "each version. If pip knows {package} by another name, say --distribution NAME."
+    )
+    example = {"package": "vllm", "version": "0.31.9", "reason": "No matching distribution found for vllm==0.31.9"}
+
+
 class SourceUnusable(UserError):
     """The Python source of a package cannot be read."""
 
@@ -787,6 +810,18 @@ class NotInReference(UserError):
     template = "There is no error reference of {package} yet: {reason}."
     remedy = "Run: headrace reference build {package}"
     example = {"package": "vllm", "reason": "it was not built"}
+
+
+class EndpointFailed(HeadraceError):
+    """The model that was to write about errors does not answer, or not as an API like OpenAI's does."""
+
+    url: str
+    reason: str
+    written: int
+    template = "The model at {url} did not answer: {reason}. What it wrote before, about {written} errors, is kept."
+    remedy = "See whether {url}/models answers, then run the same command again: it goes on where it stopped."
+    example = {"url": "http://127.0.0.1:8000/v1", "reason": "[Errno 111] Connection refused", "written": 3}
+    exit_code = 1
 
 
 class UnknownErrorId(UserError):

@@ -71,7 +71,7 @@ def _page(page_id: str, catalogues: Sequence[Catalogue]) -> Explanation:
     for catalogue in catalogues:
         page = catalogue.page(page_id)
         if page is not None:
-            return explain_page(page, catalogue)
+            return explain_page(page, catalogue, page_id)
     near = [found for catalogue in catalogues for found in catalogue.near_ids(page_id, 3)]
     raise UnknownErrorId(id=page_id, nearest=near, packages=[catalogue.package for catalogue in catalogues])
 

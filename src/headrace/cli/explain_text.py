@@ -41,12 +41,15 @@ def _found(explanation: Explanation, width: int) -> Iterator[Text]:
     if explanation.carried is not None:
         yield from _wrapped("carries", f"an error of {explanation.carried.name}: {explanation.carried.because}", width)
     yield from _difference(explanation, width)
+    yield from _section("history", explained.history_lines(explanation), width)
     yield from _why(explanation, width)
+    yield from _section("of", explained.piece_lines(explanation), width)
     yield from _where(explanation)
     yield from _section("fix", explained.fix_lines(explanation), width)
     yield from _section("verified", explained.tried(explanation), width)
     yield from _command(explanation)
     yield from _own(explanation, width)
+    yield from _section("situations", explained.situation_lines(explanation), width)
     yield from _block("check", (explanation.snippet or "").splitlines())
     others = [explained.place_line(match) for match in explanation.others]
     yield from _section("or", others, width, style="dim")
@@ -108,6 +111,8 @@ def _where(explanation: Explanation) -> Iterator[Text]:
     if site is None or catalogue is None:
         return
     yield _labelled("where", f"{site.file}:{site.line} in {site.qualname}")
+    if explained.is_gone(explanation):
+        return  # the source that is kept is that of a later version
     if link := catalogue.permalink(site):
         yield _labelled("", link)
     for number, line in catalogue.excerpt(site, _AROUND):

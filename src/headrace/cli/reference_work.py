@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from headrace.errors import NotInReference, SourceUnusable
-from headrace.reference import packages, pieces
-from headrace.reference.build import build, version_key
+from headrace.errors import InvalidSetting, NotInReference, SourceUnusable
+from headrace.reference import downloads, packages, pieces, reading
+from headrace.reference.build import build, build_versions, version_key
 from headrace.reference.database import Catalogue, built_packages, database_path
 from headrace.reference.packages import PackageSource
 
@@ -30,14 +32,67 @@ def sources(package: str, source: Path | None, wheels: Sequence[Path]) -> list[P
     return found
 
 
-def build_package(package: str, source: Path | None, wheels: Sequence[Path], *, verify: bool = False) -> None:
-    """Build the reference and tell what is in it."""
-    for one in sources(package, source, wheels):
-        path = _built(one, verify=verify)
-        with Catalogue.open(path) as catalogue:
-            typer.echo(f"{catalogue.package} {catalogue.version}: {len(catalogue)} errors, in {path}")
-            if verify:
-                typer.echo(_tried(catalogue.tried))
+def fetched(distribution: str, versions: str) -> list[Path]:
+    """The wheels of versions that are written with commas. Raises: VersionUnavailable, NotWritable."""
+    wanted = [version.strip() for version in versions.split(",") if version.strip()]
+    if not wanted:
+        raise InvalidSetting(
+            setting="--versions", value=repr(versions), allowed="versions with commas between", suggestion="1.0,1.1"
+        )
+    found = []
+    with progress_bar() as show:
+        for number, version in enumerate(wanted):
+            show(f"fetching {distribution} {version}", number, len(wanted))
+            found.append(downloads.wheel(distribution, version))
+    return found
+
+
+def build_package(package: str, source: Path | None, wheels: Sequence[Path], *, verify: bool = False) -> Path:
+    """Build the reference and tell what is in it; of several versions what changed from one to the next."""
+    found = sources(package, source, wheels)
+    with progress_bar() as show:
+        path = build_versions(found, on_progress=show, verify=verify)
+    with Catalogue.open(path) as catalogue:
+        if len(found) > 1:
+            _tell_changes(catalogue)
+        typer.echo(f"{catalogue.package} {catalogue.version}: {len(catalogue)} errors, in {path}")
+        if verify:
+            typer.echo(_tried(catalogue.tried))
+    return path
+
+
+def write_prose(path: Path, url: str, *, model: str | None, limit: int, ids: str | None) -> None:
+    """Have a model write about the errors of a database. Raises: InvalidSetting, EndpointFailed, UnknownErrorId."""
+    from headrace.reference import prose
+    from headrace.reference.endpoint import Endpoint
+
+    endpoint = Endpoint.open(url, model)
+    wanted = [page_id.strip() for page_id in (ids or "").split(",") if page_id.strip()]
+    with progress_bar() as show:
+        written = prose.write(path, endpoint, ids=wanted, limit=limit, on_progress=show)
+    typer.echo(
+        f"{endpoint.model} was asked about {written.pages} errors: {written.sentences} sentences kept, "
+        f"{written.dropped} dropped"
+    )
+
+
+def _tell_changes(catalogue: Catalogue) -> None:
+    """How many messages each version brought, took away and reworded."""
+    came: Counter[str] = Counter()
+    went: Counter[str] = Counter()
+    reworded: Counter[str] = Counter()
+    rows = [row for row in catalogue.rows() if pieces.has_words(row.page.template)]
+    successors = {row.history.successor for row in rows}
+    for row in rows:
+        if row.history.introduced and row.page.id not in successors:
+            came[row.history.introduced] += 1
+        if row.history.removed:
+            (reworded if row.history.successor else went)[row.history.removed] += 1
+    for version, _ in catalogue.versions_read()[1:]:
+        typer.echo(
+            f"{catalogue.package} {version}: {came[version]} messages introduced, {went[version]} removed, "
+            f"{reworded[version]} reworded"
+        )
 
 
 def _tried(counts: Mapping[str, int]) -> str:
@@ -52,8 +107,14 @@ def build_quietly(package: str) -> Path:
     return _built(packages.installed(package))
 
 
-def _built(source: PackageSource, *, verify: bool = False) -> Path:
-    """Build with a progress bar that vanishes when it is done."""
+def _built(source: PackageSource) -> Path:
+    with progress_bar() as show:
+        return build(source, on_progress=show)
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[reading.Progress]:
+    """A bar that vanishes when it is done; nothing where standard error is no terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -62,7 +123,7 @@ def _built(source: PackageSource, *, verify: bool = False) -> Path:
         def show(label: str, done: int, total: int) -> None:
             progress.update(task, description=label, completed=done, total=total)
 
-        return build(source, on_progress=show, verify=verify)
+        yield show
 
 
 def search_pages(words: str, package: str | None, limit: int) -> int:

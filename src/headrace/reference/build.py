@@ -6,33 +6,27 @@ Peak memory: what the sites of the package take, and per process the syntax tree
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import gc
 import hashlib
 import json
-import multiprocessing
-import os
 import re
+import shutil
+import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from headrace.errors import NotInReference
+from headrace.errors import NotInReference, NotWritable
 from headrace.reference import codec
 from headrace.reference.database import Catalogue, StoredFile, database_path, write
 from headrace.reference.extract import FileErrors, finished, read_file
 from headrace.reference.ids import id_of, naming_template
 from headrace.reference.options import by_spelling
 from headrace.reference.packages import PackageSource
+from headrace.reference.reading import Progress, each_file
 from headrace.reference.records import Page, Site
 from headrace.reference.versions import with_history
-
-Progress = Callable[[str, int, int], None]
-
-_FILES_PER_TASK = 24
-_WORTH_PROCESSES = 150
-"""With fewer files to read, starting processes takes longer than reading."""
 
 
 def build(
@@ -44,7 +38,6 @@ def build(
     line of the package run at all, in processes of their own (`reference.verify`). Raises SourceUnusable, NotWritable.
     """
     path = path or database_path(source.name)
-    progress = on_progress or (lambda label, done, total: None)
     prints = fingerprints(source)
     with contextlib.ExitStack() as stack:
         old = _previous(path, stack)
@@ -54,13 +47,16 @@ def build(
             return path
         changed = [file for file, mark in prints.items() if known.get(file) != mark]
         kept = [file for file in prints if known.get(file) == prints[file]]
-        files = [*(old.stored_files(kept) if old is not None else ()), *_read(source, changed, prints, progress)]
+        files = [*(old.stored_files(kept) if old is not None else ()), *_read(source, changed, prints, on_progress)]
         files.sort(key=lambda stored: stored.file)
         errors = [_errors(file) for file in files]
         current = pages_of(source.name, finished(errors))
-        current, tried = _tried(source, current, old, set(kept), progress, verify=verify)
+        current, tried = _tried(source, current, old, set(kept), on_progress, verify=verify)
         newer = old is not None and version_key(source.version) >= version_key(old.version)
         before = list(old.rows()) if old is not None and newer else []
+        earlier = [
+            each for each in (old.versions_read() if old is not None and newer else []) if each[0] != source.version
+        ]
         rows = with_history(before, current, source.version)
         facts = {
             "package": source.name,
@@ -68,11 +64,59 @@ def build(
             "commit": source.commit,
             "repository": source.repository,
             "prefix": source.prefix,
+            "versions": codec.dumps([*earlier, (source.version, _mark(prints))]),
             "tried": codec.dumps(tried),
             "flags": codec.dumps(by_spelling(spellings for part in errors for spellings in part.flags)),
         }
-        write(path, facts, rows, files)
+        ids = {page.id for page in current}
+        prose = [each for each in (old.every_prose() if old is not None else ()) if each.page in ids]
+        write(path, facts, rows, files, prose)
     return path
+
+
+def build_versions(
+    sources: Sequence[PackageSource],
+    *,
+    path: Path | None = None,
+    on_progress: Progress | None = None,
+    verify: bool = False,
+) -> Path:
+    """Build the versions of one package, oldest first, and tell of each page when it came, went or was reworded.
+
+    What was known before stays as it is until all are read. With `verify` the functions of the last one are run.
+    Raises SourceUnusable, NotWritable.
+    """
+    path = path or database_path(sources[0].name)
+    read = _already_read(sources, path)
+    if len(sources) - read <= 1:
+        return build(sources[-1], path=path, on_progress=on_progress, verify=verify)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
+            draft = Path(folder) / path.name
+            if read:
+                shutil.copyfile(path, draft)
+            for source in sources[read:]:
+                build(source, path=draft, on_progress=on_progress, verify=verify and source is sources[-1])
+            draft.replace(path)
+    except OSError as error:
+        raise NotWritable(path=str(path.parent), reason=error.strerror or str(error)) from error
+    return path
+
+
+def _already_read(sources: Sequence[PackageSource], path: Path) -> int:
+    """How many of the versions, from the oldest on, are all that a database knows, and are as they were."""
+    with contextlib.ExitStack() as stack:
+        old = _previous(path, stack)
+        if old is None:
+            return 0
+        known = old.versions_read()
+    wanted = [(source.version, _mark(fingerprints(source))) for source in sources[: len(known)]]
+    return len(known) if known == wanted else 0
+
+
+def _mark(prints: Mapping[str, str]) -> str:
+    return hashlib.blake2b(json.dumps(sorted(prints.items())).encode(), digest_size=8).hexdigest()
 
 
 def _tried(
@@ -80,7 +124,7 @@ def _tried(
     pages: list[Page],
     old: Catalogue | None,
     unchanged: set[str],
-    progress: Progress,
+    progress: Progress | None,
     *,
     verify: bool,
 ) -> tuple[list[Page], dict[str, int]]:
@@ -94,7 +138,9 @@ def _tried(
         return trials.with_outcomes(pages, outcomes), {}
     left = [site for page in pages for site in page.sites if trials.key_of(site) not in outcomes]
     label = f"running functions of {source.name} {source.version}"
-    outcomes |= trials.verify(source, left, lambda done, total: progress(label, done, total))
+    outcomes |= trials.verify(
+        source, left, lambda done, total: progress(label, done, total) if progress is not None else None
+    )
     counts = collections.Counter(outcome.verdict for outcome in outcomes.values())
     return trials.with_outcomes(pages, outcomes), dict(counts)
 
@@ -129,31 +175,14 @@ def pages_of(package: str, sites: Iterable[Site]) -> list[Page]:
 
 
 def _read(
-    source: PackageSource, files: Sequence[str], prints: dict[str, str], progress: Progress
+    source: PackageSource, files: Sequence[str], prints: dict[str, str], progress: Progress | None
 ) -> Iterator[StoredFile]:
     label = f"reading files of {source.name} {source.version}"
-    done = 0
-    tasks = [files[start : start + _FILES_PER_TASK] for start in range(0, len(files), _FILES_PER_TASK)]
-    for part in _in_processes(source, tasks) if len(files) >= _WORTH_PROCESSES else _here(source, tasks):
-        for file, stored, errors in part:
-            yield StoredFile(file, prints[file], stored, errors)
-        done += len(part)
-        progress(label, done, len(files))
+    for file, stored, errors in each_file(read_files, source, files, label, progress):
+        yield StoredFile(file, prints[file], stored, errors)
 
 
 Result = list[tuple[str, bytes | None, bytes]]
-
-
-def _here(source: PackageSource, tasks: Iterable[Sequence[str]]) -> Iterator[Result]:
-    return (read_files(source, task) for task in tasks)
-
-
-def _in_processes(source: PackageSource, tasks: Sequence[Sequence[str]]) -> Iterator[Result]:
-    # Spawned and not forked: a progress bar has a thread, and a fork would copy its locks as they are.
-    context = multiprocessing.get_context("spawn")
-    workers = len(os.sched_getaffinity(0))
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool:
-        yield from pool.map(read_files, [source] * len(tasks), tasks)
 
 
 def read_files(source: PackageSource, files: Sequence[str]) -> Result:

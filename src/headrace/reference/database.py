@@ -8,10 +8,12 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
+import shutil
 import sqlite3
 import tempfile
 import zlib
@@ -24,9 +26,9 @@ from headrace.cache import cache_directory
 from headrace.errors import NotInReference, NotWritable
 from headrace.reference import codec
 from headrace.reference.closest import Rarity
-from headrace.reference.records import History, Page, Site
+from headrace.reference.records import History, Page, Prose, Site
 
-SCHEMA = 8
+SCHEMA = 9
 """Raised when a build would come out different, so that old files are not taken for new ones."""
 
 _TABLES = """
@@ -37,6 +39,7 @@ CREATE TABLE pages (
 );
 CREATE TABLE sites (page INTEGER NOT NULL, file TEXT NOT NULL, line INTEGER NOT NULL, qualname TEXT, data TEXT);
 CREATE TABLE files (file TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, source BLOB, errors BLOB NOT NULL);
+CREATE TABLE prose (page TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, model TEXT NOT NULL, sentences TEXT NOT NULL);
 CREATE VIRTUAL TABLE words USING fts5(message, place, content='', tokenize="unicode61 tokenchars '_'");
 """
 _INDEXES = """
@@ -354,6 +357,21 @@ class Catalogue:
         select = "SELECT number FROM pages WHERE successor = ? ORDER BY number"
         return self._pages(number for (number,) in self._connection.execute(select, (page_id,)).fetchall())
 
+    def versions_read(self) -> list[tuple[str, str]]:
+        """Every version that was looked at, oldest first, with a mark of its files."""
+        return [(version, mark) for version, mark in json.loads(self._facts.get("versions") or "[]")]
+
+    # --- prose ---
+
+    def prose(self, page_id: str) -> Prose | None:
+        """What a model wrote about a page, of whatever source that was."""
+        row = self._connection.execute(f"{_SELECT_PROSE} WHERE page = ?", (page_id,)).fetchone()
+        return None if row is None else _prose(row)
+
+    def every_prose(self) -> list[Prose]:
+        """All that models wrote."""
+        return [_prose(row) for row in self._connection.execute(f"{_SELECT_PROSE} ORDER BY page")]
+
     # --- for the next build ---
 
     def fingerprints(self) -> dict[str, str]:
@@ -367,16 +385,58 @@ class Catalogue:
             yield StoredFile(*self._connection.execute(select, (file,)).fetchone())
 
 
-def write(path: Path, facts: Mapping[str, str | None], rows: Sequence[PageRow], files: Iterable[StoredFile]) -> None:
+_SELECT_PROSE = "SELECT page, fingerprint, model, sentences FROM prose"
+
+
+def _prose(row: tuple[str, str, str, str]) -> Prose:
+    page, fingerprint, model, sentences = row
+    return Prose(page, fingerprint, model, tuple(json.loads(sentences)))
+
+
+def write(
+    path: Path,
+    facts: Mapping[str, str | None],
+    rows: Sequence[PageRow],
+    files: Iterable[StoredFile],
+    prose: Iterable[Prose] = (),
+) -> None:
     """Write a database whole and give it its name only then. Raises: NotWritable."""
+    with _replacing(path) as partial:
+        _fill(partial, facts, rows, files, prose)
+
+
+def add_prose(path: Path, prose: Iterable[Prose]) -> None:
+    """Put what a model wrote into a database, in place of what was there for these pages. Raises: NotWritable."""
+    with _replacing(path) as partial:
+        shutil.copyfile(path, partial)
+        connection = sqlite3.connect(partial, isolation_level=None)
+        try:
+            connection.execute("BEGIN")
+            _insert_prose(connection, prose)
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+
+
+def _insert_prose(connection: sqlite3.Connection, prose: Iterable[Prose]) -> None:
+    connection.executemany(
+        "INSERT OR REPLACE INTO prose VALUES (?, ?, ?, ?)",
+        ((each.page, each.fingerprint, each.model, codec.dumps(list(each.sentences))) for each in prose),
+    )
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` that gets its name when it was filled without an error. Raises: NotWritable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".partial")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".partial")
         os.close(handle)
     except OSError as error:
         raise NotWritable(path=str(path.parent), reason=os.strerror(error.errno or 0)) from error
+    partial = Path(name)
     try:
-        _fill(Path(partial), facts, rows, files)
+        yield partial
         os.replace(partial, path)
     except OSError as error:
         raise NotWritable(path=str(path.parent), reason=os.strerror(error.errno or 0)) from error
@@ -385,10 +445,16 @@ def write(path: Path, facts: Mapping[str, str | None], rows: Sequence[PageRow], 
             raise
         raise NotWritable(path=str(path.parent), reason=str(error)) from error
     finally:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
-def _fill(path: Path, facts: Mapping[str, str | None], rows: Sequence[PageRow], files: Iterable[StoredFile]) -> None:
+def _fill(
+    path: Path,
+    facts: Mapping[str, str | None],
+    rows: Sequence[PageRow],
+    files: Iterable[StoredFile],
+    prose: Iterable[Prose],
+) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         # Nobody reads it before it is renamed, and a build that dies is made again: no journal, no sync.
@@ -401,6 +467,7 @@ def _fill(path: Path, facts: Mapping[str, str | None], rows: Sequence[PageRow], 
         )
         for number, row in enumerate(rows, 1):
             _insert(connection, number, row)
+        _insert_prose(connection, prose)
         connection.execute("COMMIT")
         connection.executescript(_INDEXES)
     finally:

@@ -71,6 +71,7 @@ def _of_message(explanation: Explanation) -> dict[str, Any]:
         "command": None if corrected is None else {"before": corrected.before, "after": corrected.after},
         "carries": None if explanation.carried is None else explanation.carried.name,
         "difference": explained.word_difference(explanation),
+        "message_pieces": [_near(piece) for piece in explanation.pieces],
         "others": [_near(other) for other in explanation.others],
     }
 
@@ -107,7 +108,7 @@ def page_document(explanation: Explanation) -> dict[str, Any]:
         "example": _example(explanation.own),
         "verified": _verified(None if site is None else site.pair),
         "check": None if explanation.snippet is None else {"code": explanation.snippet, "basis": "guard"},
-        "when": {"trigger": [] if site is None else _trigger(page, site), "situations": []},
+        "when": {"trigger": [] if site is None else _trigger(page, site), "situations": _situations(explanation)},
         "related": [
             {"id": other.id, "error_class": other.error_class, "template": one_line(other.template), "why": why}
             for other, why in explained.related(explanation)
@@ -212,6 +213,14 @@ def _trigger(page: Page, site: Site) -> list[dict[str, Any]]:
         text = f"{len(page.sites)} places raise an error that reads the same; the traceback tells which."
         found.append(Statement(text, "guard"))
     return [_statement(each) for each in found]
+
+
+def _situations(explanation: Explanation) -> list[dict[str, Any]]:
+    """What a model wrote."""
+    prose = explained.situations_of(explanation)
+    if prose is None:
+        return []
+    return [_statement(Statement(text, "model", prose.model)) for text in prose.sentences]
 
 
 _CONSTRUCTORS = ("__init__", "__post_init__", "__new__", "model_post_init")

@@ -36,6 +36,8 @@ class Explanation:
     match: Match | None = None
     others: tuple[Match, ...] = ()
     """Sites that could have raised it as well."""
+    pieces: tuple[Match, ...] = ()
+    """What the message was put together from, as far as it is found in it."""
     near: tuple[Match, ...] = ()
     """Nothing was claimed; these read a little like it."""
     owner: Owner | None = None
@@ -49,6 +51,8 @@ class Explanation:
     """Whose error the found one carries in its message."""
     own: OwnError | None = None
     """What Headrace knows about an error of its own."""
+    asked: str | None = None
+    """The id that was asked for, if its page is another one by now."""
 
     @property
     def found(self) -> bool:
@@ -97,7 +101,7 @@ def explain(paste: str, catalogues: Sequence[Catalogue], command: str | None = N
     if pointed and (answer.page is None or answer.page.id != pointed):
         for catalogue in catalogues:
             if page := catalogue.page(pointed):
-                return explain_page(page, catalogue)
+                return explain_page(page, catalogue, pointed)
     return answer
 
 
@@ -110,11 +114,12 @@ def _pointer(paste: str) -> tuple[str | None, str]:
     return (found[-1]["id"] if found else None), _POINTER.sub("", paste)
 
 
-def explain_page(page: Page, catalogue: Catalogue) -> Explanation:
-    """Explain a page that was asked for by its id."""
+def explain_page(page: Page, catalogue: Catalogue, asked: str | None = None) -> Explanation:
+    """Explain a page that was asked for by an id, which may be one that it had before."""
+    asked = None if asked == page.id else asked
     site = page.sites[0] if page.sites else None
     if site is None:
-        return Explanation("exact", None, catalogue, page, own=_own(page))
+        return Explanation("exact", None, catalogue, page, own=_own(page), asked=asked)
     return Explanation(
         "exact",
         None,
@@ -124,11 +129,12 @@ def explain_page(page: Page, catalogue: Catalogue) -> Explanation:
         fixes=tuple(solve.fixes(site.condition, {})),
         snippet=check_before_calling(site),
         own=_own(page),
+        asked=asked,
     )
 
 
 def _own(page: Page) -> OwnError | None:
-    return own_error(page.id) if page.package == "headrace" else None
+    return own_error(page) if page.package == "headrace" else None
 
 
 def template_text(template: Template) -> str:
@@ -239,7 +245,10 @@ def _explained(claim: _Claim, command: str | None) -> Explanation:
     flags = claim.catalogue.flags()
     if command:
         match = _with_command(match, command, flags)
-    fixes = _settable_first(solve.fixes(match.site.condition, match.values), flags)
+    pieces = _pieces(claim.finding)
+    causes = pieces or (match,)  # what a list of pieces is raised for is that there are some
+    found = [fix for cause in causes for fix in solve.fixes(cause.site.condition, cause.values)]
+    fixes = _settable_first(found, flags)
     said = claim.finding.said
     return Explanation(
         claim.finding.verdict,
@@ -249,6 +258,7 @@ def _explained(claim: _Claim, command: str | None) -> Explanation:
         match.site,
         match,
         others=claim.finding.matches[1:],
+        pieces=pieces,
         near=claim.finding.near,
         wrappers=said.wrappers,
         fixes=fixes,
@@ -256,6 +266,15 @@ def _explained(claim: _Claim, command: str | None) -> Explanation:
         snippet=check_before_calling(match.site),
         own=_own(match.page),
     )
+
+
+def _pieces(finding: Finding) -> tuple[Match, ...]:
+    """The pieces of the message that was found, which have sites of their own."""
+    best = finding.best
+    if best is None or best.site.fragment:
+        return ()
+    others = (*finding.matches[1:], *finding.near)
+    return tuple(each for each in others if each.site.fragment and each.site.error_class == best.site.error_class)
 
 
 def _settable_first(fixes: Sequence[solve.Fix], flags: commands.Flags) -> tuple[solve.Fix, ...]:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from headrace.reference import commands, pieces
 from headrace.reference.closest import difference
 from headrace.reference.explain import Explanation
-from headrace.reference.matching import Match
+from headrace.reference.matching import Catalogue, Match
 from headrace.reference.messages import one_line
-from headrace.reference.records import Atom, Page, Site
+from headrace.reference.prose import situations
+from headrace.reference.records import Atom, Page, Prose, Site
 from headrace.reference.sentences import atom_phrase
 from headrace.reference.solve import Change, Fix
 
@@ -43,6 +44,19 @@ def reasons(explanation: Explanation) -> Iterator[tuple[Atom, str]]:
         elif check is not None and check.code != atom.code:
             told = f"{check.code}"
         yield atom, told
+
+
+def piece_lines(explanation: Explanation) -> list[str]:
+    """Each piece of the message with what was tested for it, and what the message's values say to that."""
+    lines = []
+    for match in explanation.pieces:
+        lines.append(pieces.one_line(match.template))
+        told = {True: "consistent with the message", False: "the message does not agree"}
+        for check in match.checks:
+            if not check.atom.early_exit:
+                said = f": {told[check.holds]}" if check.holds is not None else ""
+                lines.append(f"    {check.code}{said}")
+    return lines
 
 
 def incomplete(site: Site) -> str | None:
@@ -147,6 +161,55 @@ def word_difference(explanation: Explanation) -> list[tuple[str, str]]:
     if match.fit is not None and match.fit.mode == "full":
         return []
     return [(kind, words) for kind, words in difference(one_line(explanation.said.message), match.template)]
+
+
+def situation_lines(explanation: Explanation) -> list[str]:
+    """What a model wrote about when it happens, marked as such."""
+    found = situations_of(explanation)
+    return (
+        [f"{sentence} (written by {found.model}, from the source alone)" for sentence in found.sentences]
+        if found
+        else []
+    )
+
+
+def situations_of(explanation: Explanation) -> Prose | None:
+    """What a model wrote about the source as it is now."""
+    if explanation.page is None or explanation.catalogue is None or is_gone(explanation):
+        return None
+    return situations(explanation.page, explanation.catalogue)
+
+
+def history_lines(explanation: Explanation) -> list[str]:
+    """What became of the page from version to version; nothing if all that were looked at have it as it is."""
+    page, catalogue = explanation.page, explanation.catalogue
+    history = catalogue.versions(page.id) if page is not None and catalogue is not None else None
+    if page is None or catalogue is None or history is None:
+        return []
+    lines = [f"{explanation.asked} was this error's id: it was reworded"] if explanation.asked else []
+    if history.introduced:
+        lines.append(f"it reads like this since {history.introduced}")
+    lines += [f"it read until then: {pieces.one_line(old.template)} ({old.id})" for old in _earlier(page.id, catalogue)]
+    if history.removed:
+        lines.append(f"{history.removed} has this message no more")
+        now = catalogue.page(history.successor) if history.successor else None
+        if now is not None:
+            lines.append(f"it reads now: {pieces.one_line(now.template)} ({now.id})")
+    return lines
+
+
+def _earlier(page_id: str, catalogue: Catalogue) -> Iterator[Page]:
+    """The wordings of a page, the last one first."""
+    for old in catalogue.earlier(page_id):
+        yield old
+        yield from _earlier(old.id, catalogue)
+
+
+def is_gone(explanation: Explanation) -> bool:
+    """Whether the current version has the page no more: then the source that is kept is not the page's."""
+    page, catalogue = explanation.page, explanation.catalogue
+    history = catalogue.versions(page.id) if page is not None and catalogue is not None else None
+    return history is not None and history.removed is not None
 
 
 def related(explanation: Explanation) -> Sequence[tuple[Page, str]]:

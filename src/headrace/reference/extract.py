@@ -13,7 +13,17 @@ from dataclasses import dataclass, field, replace
 
 from headrace.reference import fragments, pieces
 from headrace.reference.classes import ClassIndex, ErrorClass, default_forms, last_name, looks_like_error, read_classes
-from headrace.reference.flow import FUNCTIONS, TRIES, WITHS, Module, Place, own_expressions, own_statements, read_module
+from headrace.reference.flow import (
+    FUNCTIONS,
+    TRIES,
+    WITHS,
+    Module,
+    Place,
+    Scope,
+    own_expressions,
+    own_statements,
+    read_module,
+)
 from headrace.reference.guards import Guards
 from headrace.reference.options import Spellings, read_flags
 from headrace.reference.pieces import Forms
@@ -160,10 +170,11 @@ class _Reader:
             helper = self._helper_call(value, place)
             if helper is not None:
                 yield self._made(statement, place, *helper)
-            elif pieces_of := fragments.accumulated(value, statement, self._module):
-                yield from self._fragments(statement, place, value, pieces_of)
-            else:
+                return
+            parts = list(self._fragments(statement, place, value))
+            if not parts or not fragments.is_only_joined(value):
                 yield self._made(statement, place, value, "raise")
+            yield from parts
             return
         name = ast.unparse(value)
         if looks_like_error(name):
@@ -217,17 +228,33 @@ class _Reader:
                 arguments[keyword.arg] = texts.of(keyword.value, statement)
         return arguments
 
-    def _fragments(
-        self, statement: ast.Raise, place: Place, call: ast.Call, parts: list[tuple[ast.stmt, ast.expr]]
-    ) -> Iterator[Draft]:
-        """One site for each piece of a message that was gathered in a list."""
-        site = replace(self._site(statement, place, ast.unparse(call.func), "raise"), fragment=True)
-        name = fragments.gathered_in(call)
-        assert name is not None
-        for where, part in parts:
-            at = self._module.places[where]
-            forms = self._texts(at).of(part, where)
-            yield Draft(with_templates(replace(site, condition=self._guards.piece(where, statement, name)), forms))
+    def _fragments(self, statement: ast.Raise, place: Place, call: ast.Call) -> Iterator[Draft]:
+        """One site for each piece of a message that is put together from several."""
+        site: Site | None = None
+        for piece in fragments.gathered(call, statement, self._module):
+            at = self._module.places[piece.statement]
+            forms = replace(self._texts(at), of_each=piece.of_each).of(piece.text, piece.statement)
+            if not any(pieces.is_sentence(form) for form in forms):
+                continue
+            site = site or replace(self._site(statement, place, ast.unparse(call.func), "raise"), fragment=True)
+            yield Draft(with_templates(self._of_piece(site, piece, at, statement, place.scope), forms))
+
+    def _of_piece(self, site: Site, piece: fragments.Piece, at: Place, statement: ast.Raise, scope: Scope) -> Site:
+        """The raise of a piece; the place where it is made, if that is in another function."""
+        where = piece.statement
+        if at.scope is scope:
+            if not piece.gathered_in:
+                return replace(site, condition=self._guards.condition(where))
+            return replace(site, condition=self._guards.piece(where, statement, piece.gathered_in))
+        return replace(
+            site,
+            line=where.lineno,
+            end_line=where.end_lineno or where.lineno,
+            qualname=self._module.qualname(at.scope),
+            condition=replace(
+                self._guards.condition(where), complete=False, incomplete=f"{site.qualname} gathers it, and raises"
+            ),
+        )
 
     # --- returned ---
 

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from headrace.reference.captures import Check, captured_values, checked, scaled_values
 from headrace.reference.closest import Nearness, Rarity, nearness, template_words, words
 from headrace.reference.inversion import Fit, Squeezed, fit, squeeze
-from headrace.reference.records import History, Page, Site, Template
+from headrace.reference.records import History, Page, Prose, Site, Template
 from headrace.reference.tracebacks import Frame
 from headrace.reference.wrappers import Said
 
@@ -45,6 +45,7 @@ class Catalogue(Protocol):
     def rarity(self, words: Sequence[str]) -> Rarity: ...
     def versions(self, page_id: str) -> History | None: ...
     def earlier(self, page_id: str) -> list[Page]: ...
+    def prose(self, page_id: str) -> Prose | None: ...
 
 
 @dataclass(frozen=True, slots=True)

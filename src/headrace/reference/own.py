@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
-from headrace.errors import error_with_id
+from headrace.errors import error_with_id, error_with_name
 from headrace.reference.examples import Example, examples
+from headrace.reference.records import Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,14 @@ class OwnError:
     example: Example | None
 
 
-def own_error(page_id: str) -> OwnError | None:
-    """The class that has this id, or None if it is no error of Headrace."""
-    cls = error_with_id(page_id)
+def own_error(page: Page) -> OwnError | None:
+    """The class that a page of ours is about, or None if it is no error of Headrace.
+
+    A piece of a message has a page of its own; it belongs to the class that puts it together.
+    """
+    cls = error_with_id(page.id)
+    if cls is None and any(site.fragment for site in page.sites):
+        cls = error_with_name(page.error_class)
     if cls is None:
         return None
     return OwnError(

@@ -17,6 +17,8 @@ Forms = list[Template]
 MOST_FORMS = 12
 """A message with more forms than that has the part with the most of them as a placeholder."""
 
+_WORDS = re.compile(r"(?<!\S)\S*?[^\W\d_]{2,}\S*")
+_FEWEST_WORDS = 3
 _FLOAT_SPEC = re.compile(r"(?:.?[<>=^])?[-+ ]?z?#?0?\d*[,_]?(?:\.(?:\d+|\{\}))?[feEgG%]")
 _INT_SPEC = re.compile(r"[-+ #0<>=^]?\d*[,_]?[bcdoxXn]?\Z")
 _PERCENT = re.compile(
@@ -59,6 +61,11 @@ def literal_length(template: Template) -> int:
 def has_words(template: Template) -> bool:
     """Whether anything but placeholders and punctuation is in it."""
     return any(character.isalnum() for piece in template if isinstance(piece, str) for character in piece)
+
+
+def is_sentence(template: Template) -> bool:
+    """Whether a template has at least three words of its own: less is a name, or a value."""
+    return sum(len(_WORDS.findall(piece)) for piece in template if isinstance(piece, str)) >= _FEWEST_WORDS
 
 
 def canonical(template: Template) -> str:

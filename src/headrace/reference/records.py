@@ -123,3 +123,16 @@ class History:
     """The id of the page that its message was reworded to."""
     predecessors: tuple[str, ...] = ()
     """Ids of pages that were reworded to this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """What a model wrote about a page from its source alone."""
+
+    page: str
+    """The id."""
+    fingerprint: str
+    """Of what the model was given: what it wrote counts only as long as that is the same."""
+    model: str
+    sentences: tuple[str, ...]
+    """Those that name nothing which is not in the source; perhaps none."""

@@ -37,6 +37,8 @@ class Texts:
     """How many functions and definitions have been entered so far."""
     late: bool = False
     """Attributes of `self` stay placeholders, since a subclass may set them; `FILLED` marks one that is a format."""
+    of_each: frozenset[str] = frozenset()
+    """Names that a comprehension around the text binds: what they are differs each time."""
 
     def of(self, node: ast.expr, at: ast.stmt) -> Forms:
         """The forms of `node`, evaluated where the statement `at` stands."""
@@ -167,6 +169,8 @@ class Texts:
     # --- names ---
 
     def _name(self, node: ast.Name, at: ast.stmt) -> Forms:
+        if node.id in self.of_each:
+            return placeholder(node.id, kind_of(node))
         deeper = self._deeper()
         forms = deeper._before(node.id, at)
         if forms and len(forms) <= MOST_FORMS:

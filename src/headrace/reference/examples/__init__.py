@@ -1,6 +1,7 @@
 """For each error of Headrace: what leads to it, and the same without it. All of them are run by the tests.
 
-A step is a command line (`headrace ...`, one a line) or Python. It runs in an empty directory; an example with a
+A step is a command line (`headrace ...`, one a line), a server with requests to it (`headrace serve ...`, then a
+`curl` a line) or Python. It runs in an empty directory; an example with a
 `checkpoint` finds a small one in `models/tiny`, as `save_pretrained` writes it.
 """
 
@@ -26,14 +27,6 @@ class Example:
 EXEMPT = {
     "BudgetBeyondMemory": "it takes a machine whose free memory lies between what a model needs with its weights in "
     "memory and without; tests/test_cli_run.py imitates one",
-    **dict.fromkeys(
-        (
-            *("UnsupportedField", "InvalidField", "MalformedBody", "ContextLengthExceeded", "ModelNotServed"),
-            *("RouteNotFound", "KeyRefused", "RequestTooLarge", "HeadersTooLarge", "QueueFull", "NotReady"),
-            *("GenerationFailed", "NoRoomForRequests", "AddressNotUsable"),
-        ),
-        "it is about a server that runs; tests/test_server_*.py start one, and send what leads to it and what does not",
-    ),
     "DemoFailed": "it says that Headrace itself computed wrong tokens: nothing is known that leads to it",
 }
 """Errors without an example, with the reason."""
@@ -41,7 +34,15 @@ EXEMPT = {
 
 def examples() -> dict[str, Example]:
     """Every example by the name of its error."""
-    from headrace.reference.examples import of_files, of_modules, of_plans, of_quantizing, of_runs, of_settings
+    from headrace.reference.examples import (
+        of_files,
+        of_modules,
+        of_plans,
+        of_quantizing,
+        of_runs,
+        of_servers,
+        of_settings,
+    )
 
-    modules = (of_settings, of_files, of_quantizing, of_runs, of_modules, of_plans)
+    modules = (of_settings, of_files, of_quantizing, of_runs, of_modules, of_plans, of_servers)
     return {example.error: example for module in modules for example in module.EXAMPLES}

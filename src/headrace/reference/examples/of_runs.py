@@ -65,6 +65,39 @@ build.build(packages.installed("click"))
 """,
     ),
     Example(
+        error="EndpointFailed",
+        given="""
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from headrace.reference.endpoint import Endpoint
+
+class Model(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer = json.dumps({"choices": [{"message": {"content": "It happens."}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *arguments):
+        pass
+
+def ask(port):
+    return Endpoint.open("http://127.0.0.1:%d/v1" % port, "a-model").answer("When does it happen?")
+""",
+        before="ask(port=1)  # nobody listens there",
+        after="""
+with HTTPServer(("127.0.0.1", 0), Model) as server:
+    answering = threading.Thread(target=server.handle_request)
+    answering.start()
+    assert ask(server.server_port) == "It happens."
+    answering.join()
+""",
+    ),
+    Example(
         error="OutputFailed",
         checkpoint=True,
         before="headrace run models/tiny -p Hi --max-tokens 2 --trace /dev/full",

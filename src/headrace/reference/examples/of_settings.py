@@ -216,6 +216,25 @@ Path("notes").mkdir()
         after="headrace reference build mill --source src",
     ),
     Example(
+        error="VersionUnavailable",
+        given="""
+import os
+import zipfile
+from pathlib import Path
+
+for version in ("1.0", "1.1"):
+    Path("wheels").mkdir(exist_ok=True)
+    with zipfile.ZipFile("wheels/mill-%s-py3-none-any.whl" % version, "w") as wheel:
+        wheel.writestr("mill/__init__.py", 'def grind(grain):\\n    assert grain, "no grain"\\n')
+        metadata = "Metadata-Version: 2.1\\nName: mill\\nVersion: %s\\n" % version
+        wheel.writestr("mill-%s.dist-info/METADATA" % version, metadata)
+        wheel.writestr("mill-%s.dist-info/WHEEL" % version, "Wheel-Version: 1.0\\n")
+os.environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": os.path.abspath("wheels")}
+""",
+        before="headrace reference build mill --versions 1.0,1.2",
+        after="headrace reference build mill --versions 1.0,1.1",
+    ),
+    Example(
         error="NotInReference",
         before="headrace reference search budget --package headrace",
         after="""
