@@ -16,7 +16,7 @@ from headrace.errors import NotInReference
 from headrace.reference import explain, pieces
 from headrace.reference.database import Catalogue, built_packages, database_path
 from headrace.reference.document import document, own_document, page_document
-from headrace.reference.own import own_error
+from headrace.reference.own import own_error_with_id
 from headrace.reference.records import Page
 
 PAGE_LENGTH = 100
@@ -106,7 +106,7 @@ class Library:
             for catalogue in catalogues:
                 if (page := catalogue.page(page_id)) is not None:
                     return page_document(explain.explain_page(page, catalogue))
-        own = own_error(page_id)
+        own = own_error_with_id(page_id)
         if own is None:
             return None
         return own_document(own, page_id)

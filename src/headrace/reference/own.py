@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
-from headrace.errors import error_with_id, error_with_name
+from headrace.errors import HeadraceError, error_with_id, error_with_name
 from headrace.reference.examples import Example, examples
 from headrace.reference.records import Page
 
@@ -32,8 +32,16 @@ def own_error(page: Page) -> OwnError | None:
     cls = error_with_id(page.id)
     if cls is None and any(site.fragment for site in page.sites):
         cls = error_with_name(page.error_class)
-    if cls is None:
-        return None
+    return None if cls is None else _described(cls)
+
+
+def own_error_with_id(page_id: str) -> OwnError | None:
+    """The class whose page has this id, also where no page was built."""
+    cls = error_with_id(page_id)
+    return None if cls is None else _described(cls)
+
+
+def _described(cls: type[HeadraceError]) -> OwnError:
     return OwnError(
         name=cls.__name__,
         meaning=inspect.getdoc(cls) or "",
