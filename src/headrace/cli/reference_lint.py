@@ -41,7 +41,10 @@ def export_sarif(package: str | None, source: Path | None, wheels: Sequence[Path
     """Write the findings as SARIF; to have some is no failure here. Raises: InvalidSetting, OutputFailed ..."""
     if package is None:
         raise InvalidSetting(
-            setting="PACKAGE", value="missing", allowed="given with --sarif", suggestion="the package to look through"
+            setting="PACKAGE",
+            value="missing",
+            allowed="given with --sarif",
+            suggestion="vllm, or the name of another package",
         )
     one = sources(package, source, wheels)[-1]
     findings = _findings(one)
