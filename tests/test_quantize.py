@@ -279,6 +279,7 @@ def elsewhere(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A checkpoint that was packed on a processor with other vectors."""
     from headrace.quantize import choice
 
+    quantized(root, "llama", 4)  # as it is packed here
     other = next(layout for layout in packing.HALVES if layout != packing.layout_here())
     monkeypatch.setattr(choice, "layout_here", lambda: other)
     job.quantize(str(tiny_models.shared(root, "llama")), tmp_path / "elsewhere", quiet, bits=4, calibrate=False)
@@ -338,7 +339,7 @@ def test_what_matters_more_is_rounded_better() -> None:
         made = (q * rounded.scale[..., None] + rounded.zero[..., None]).view(64, 128)
         return ((made - matrix).square() * importance).sum()
 
-    assert error(weighted) < 0.5 * error(plain)
+    assert error(weighted) < 0.6 * error(plain)
 
 
 def test_the_command_calibrates_unless_it_is_told_not_to(root: Path, tmp_path: Path) -> None:
