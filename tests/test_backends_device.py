@@ -473,8 +473,10 @@ def test_every_ring_order_and_failure(
 @contextlib.contextmanager
 def _failing_to_copy(device: BreakingAccelerator, after: int) -> Iterator[None]:
     device.copies_until_failure = after
-    yield
-    device.copies_until_failure = None
+    try:
+        yield
+    finally:
+        device.copies_until_failure = None
 
 
 @contextlib.contextmanager
@@ -485,5 +487,7 @@ def _failing_to_read(made: Offloaded, after: int, *, times: int = 1) -> Iterator
     reads = itertools.count()
     fail = broken(errno.EIO, times=times)
     made.reader.script = lambda offset: fail(offset) if next(reads) >= after else None
-    yield
-    made.reader.script = lambda offset: None
+    try:
+        yield
+    finally:
+        made.reader.script = lambda offset: None
