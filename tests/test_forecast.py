@@ -21,6 +21,7 @@ from headrace.datasheets import data_sheet
 from headrace.errors import (
     BudgetTooSmall,
     ConfigLacksFields,
+    ForeignQuantization,
     HostBudgetTooSmall,
     InvalidSetting,
     MissingConfig,
@@ -270,8 +271,8 @@ def test_what_contradicts_itself(wanted: dict[str, int], words: str) -> None:
         planned(public("llama-3.1-8b"), **wanted)
 
 
-def test_quantized_weights_cannot_be_streamed_yet() -> None:
-    with pytest.raises(UnsupportedModel, match="gptq"):
+def test_weights_that_others_quantized_are_to_be_converted() -> None:
+    with pytest.raises(ForeignQuantization, match="headrace quantize"):
         planned(public("qwen2.5-7b-gptq-int4"))
 
 
