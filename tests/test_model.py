@@ -27,7 +27,7 @@ from tiny_models import (
 )
 
 from headrace import model as room
-from headrace.errors import TensorMismatch, UnsupportedModel
+from headrace.errors import ForeignQuantization, TensorMismatch, UnsupportedModel
 from headrace.model import FoldedLinear, Skeleton, build, load_tokenizer, max_positions
 from headrace.store import open_checkpoint
 
@@ -290,7 +290,6 @@ def small(tmp_path: Path) -> Path:
     ("change", "reason"),
     [
         ({"model_type": "unheard_of"}, "cannot read its config"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantized \(gptq\)"),
         ({"num_attention_heads": 0}, "transformers cannot"),
         ({"hidden_act": "no_such_function"}, "cannot build a language model"),
     ],
@@ -298,6 +297,12 @@ def small(tmp_path: Path) -> Path:
 def test_a_config_that_cannot_be_used(small: Path, change: dict[str, Any], reason: str) -> None:
     edit_config(small, **change)
     with pytest.raises(UnsupportedModel, match=reason):
+        skeleton(small)
+
+
+def test_a_form_of_quantization_that_cannot_be_streamed(small: Path) -> None:
+    edit_config(small, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ForeignQuantization, match="'gptq'"):
         skeleton(small)
 
 
