@@ -247,6 +247,39 @@ def test_a_slot_beside_the_ring_is_given_back_if_its_block_does_not_come(host_by
     device.check()
 
 
+def test_a_block_whose_read_failed_is_not_copied() -> None:
+    device = BreakingAccelerator()
+    with device, torch.inference_mode(), offloaded(device, 5, groups(), host_memory=1) as made:
+        made.check()
+        with _failing_to_read(made, 0, times=1000):
+            for _ in range(2):
+                with pytest.raises(ReadError):
+                    made.check(order=[2, 0, 3, 1])
+            device.wait_idle()
+            copies = device.copies
+            with pytest.raises(ReadError):
+                made.check(order=[4])
+            assert device.copies == copies
+        for _ in range(2):
+            with contextlib.suppress(ReadError):
+                made.check()
+        made.check()
+    device.check()
+
+
+@pytest.mark.parametrize("coherent", [True, False])
+def test_weights_are_used_in_place_only_if_the_device_sees_what_the_host_writes(coherent: bool) -> None:
+    device = SimulatedAccelerator(coherent=coherent)
+    config = OffloadConfig.model_validate({"uva": {"cpu_offload_gb": 1}})
+    with device, torch.inference_mode(), offloaded(device, 5, config) as made:
+        made.check()
+        report = made.handle.report()
+        assert report.backend == "uva"
+        assert (report.counters.copied_bytes == 0) == coherent
+        assert len(report.fallbacks) == (0 if coherent else 1)
+    device.check()
+
+
 def test_memory_is_exactly_what_was_asked_for() -> None:
     device = SimulatedAccelerator()
     with device, offloaded(device, 8, groups(2)) as made:
