@@ -13,7 +13,7 @@ from headrace.errors import InvalidSetting, RequestTooLarge
 from headrace.reference.database import Catalogue
 from headrace.reference.document import document, own_document, page_document
 from headrace.reference.explain import explain, explain_page
-from headrace.reference.own import own_error
+from headrace.reference.own import own_error_with_id
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_nothing_is_claimed(mill: Catalogue) -> None:
 
 @pytest.mark.parametrize("cls", [InvalidSetting, RequestTooLarge])
 def test_our_own_error_without_its_source(cls: type[InvalidSetting]) -> None:
-    own = own_error(cls.error_id())
+    own = own_error_with_id(cls.error_id())
     assert own is not None
     error = own_document(own, cls.error_id())
     assert error["title"] == cls.__name__
@@ -132,6 +132,6 @@ def test_our_own_error_without_its_source(cls: type[InvalidSetting]) -> None:
 
 
 def test_both_kinds_of_documents_have_the_same_fields(mill: Catalogue) -> None:
-    own = own_error(InvalidSetting.error_id())
+    own = own_error_with_id(InvalidSetting.error_id())
     assert own is not None
     assert own_document(own, "0" * 16).keys() == told(mill, "is no wheel").keys()
