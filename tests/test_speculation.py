@@ -148,7 +148,7 @@ def test_greedy_answers_are_those_without_drafts(
     assert drafted.drafted_tokens > 0
     assert plain.drafted_tokens == 0
     if speculate == "itself":
-        # It is right but for ties: a draft takes the tokens that it has missed at once, and two rows have other last bits.
+        # Right but for ties: a draft takes the tokens that it has missed at once, and two rows have other last bits.
         assert drafted.accepted_tokens >= 0.9 * drafted.drafted_tokens
         assert drafted.tokens_per_pass is not None
         # Random weights are never sure, and a draft that is unsure stops after its first token.
