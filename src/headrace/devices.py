@@ -5,6 +5,7 @@ Reads go straight from the checkpoint's files to where bytes live; nothing is in
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 64 * 2**20
 """Of residents that are read into host memory before they are copied to the device."""
-READS_AT_ONCE = 16
 
 Progress = Callable[[str, int, int], None]
 
@@ -119,14 +119,8 @@ class Around:
         return host
 
     def _read(self, placements: list[Placement], slab: Slab, on_progress: Progress | None = None) -> None:
-        reads = coalesce(placements, self.reader.chunk_bytes)
-        done, total = 0, sum(read.needed_bytes for read in reads)
-        for start in range(0, len(reads), READS_AT_ONCE):
-            some = reads[start : start + READS_AT_ONCE]
-            self.reader.submit(some, slab.address, "weights", keep=slab).wait()
-            done += sum(read.needed_bytes for read in some)
-            if on_progress is not None:
-                on_progress("loading host memory", done, total)
+        on_read = None if on_progress is None else functools.partial(on_progress, "loading host memory")
+        self.reader.read_all(coalesce(placements, self.reader.chunk_bytes), slab, "weights", on_read)
 
     def _announce(self, message: str) -> None:
         self.fallbacks.append(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -32,14 +33,8 @@ def load(
         weight.bind(nn.Parameter(tensor_view(slab.bytes, offset, weight.meta), requires_grad=False))
         placements.extend(weight.placements(offset))
     reads = store.coalesce(placements, reader.chunk_bytes, slab.nbytes)
-    total = sum(read.needed_bytes for read in reads)
-    done = 0
-    for start in range(0, len(reads), 16):
-        some = reads[start : start + 16]
-        reader.submit(some, slab.address, "resident weights", keep=slab).wait()
-        done += sum(read.needed_bytes for read in some)
-        if on_progress is not None:
-            on_progress(what, done, total)
+    on_read = None if on_progress is None else functools.partial(on_progress, what)
+    reader.read_all(reads, slab, "resident weights", on_read)
     for weight in weights:
         if not weight.movable:
             weight.bind(nn.Parameter(converters[weight.name](), requires_grad=False))

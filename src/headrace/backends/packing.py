@@ -37,8 +37,10 @@ class Packing:
         self.block = block
         self.weights = weights = (*(w for w in weights if w in in_host), *(w for w in weights if w not in in_host))
         assert not (as_stored and in_host)
-        as_it_comes = layout(weight.nbytes for weight in weights)
-        self.offsets, self.nbytes = lie_as_stored(weights) if as_stored else as_it_comes
+        if as_stored:
+            self.offsets, self.nbytes = lie_as_stored(weights)
+        else:
+            self.offsets, self.nbytes = layout(weight.nbytes for weight in weights)
         placed = list(zip(self.weights, self.offsets, strict=True))
         on_disk = (offset for weight, offset in placed if weight not in in_host)
         self.disk_offset = 0 if as_stored else next(on_disk, self.nbytes)

@@ -101,6 +101,10 @@ class Ticket:
                     self._changed.notify_all()
 
 
+READS_AT_ONCE = 16
+"""Of what is loaded once: so often progress is told, and an interrupt is seen."""
+
+
 def _memory(address: int, nbytes: int) -> memoryview:
     """For a system call to write to; whoever owns it sees that it lives so long."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
@@ -200,6 +204,18 @@ class DiskReader:
                 self._queue.extend(work)
             self._changed.notify(len(work))
         return ticket
+
+    def read_all(
+        self, reads: Sequence[Read], target: Slab, label: str, on_read: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Read into `target`, some at a time; `on_read` is told the bytes so far and in all. Raises: ReadError."""
+        done, total = 0, sum(read.needed_bytes for read in reads)
+        for start in range(0, len(reads), READS_AT_ONCE):
+            some = reads[start : start + READS_AT_ONCE]
+            self.submit(some, target.address, label, keep=target).wait()
+            done += sum(read.needed_bytes for read in some)
+            if on_read is not None:
+                on_read(done, total)
 
     def close(self) -> None:
         """Skip what is queued, finish what is in flight, end the threads, close the files."""
