@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fakes
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, LAYERS, PASSES, differing, ids, logits, plain, plain_bytes, plain_logits, shared
 from tiny_stacks import in_threads
 
 import headrace
-from headrace import machine, store
+from headrace import machine, machinefile, store
 from headrace.config import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from headrace.copying.disk import DiskReader
 from headrace.core import DIRECT_ALIGNMENT
-from headrace.engine import Engine
+from headrace.engine import Engine, _with_what_was_kept
 from headrace.errors import BudgetTooSmall, ClosedError, NotLoadedHere, OffloadedWeightsError, ReadError
 
 pytestmark = pytest.mark.slow
@@ -625,3 +626,19 @@ def test_real_weights_answer_the_same_from_disk(smollm: Path) -> None:
     assert report.offloaded_bytes == meta_bytes(engine.model) > 0.4 * 269e6
     assert report.counters.read_bytes > (report.counters.passes - 1) * report.plan.bound.moved_bytes > 0
     assert report.counters.slot_misses == 0
+
+
+def test_rates_that_were_kept_serve_unless_they_were_measured_while_others_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    now = fakes.machine(compute_bytes_per_s=1e10)
+    assert _with_what_was_kept(now) == now, "nothing was kept"
+    slower = dataclasses.replace(now, compute_bytes_per_s=5e9, layer_overhead_s=1e-3)
+    machinefile.write(slower, machinefile.cache_file())
+    made = _with_what_was_kept(now)
+    assert (made.compute_bytes_per_s, made.layer_overhead_s) == (5e9, 1e-3)
+    machinefile.write(dataclasses.replace(slower, compute_bytes_per_s=1e9), machinefile.cache_file())
+    assert _with_what_was_kept(now) == now
+    machinefile.write(dataclasses.replace(slower, cores=now.cores + 1), machinefile.cache_file())
+    assert _with_what_was_kept(now) == now

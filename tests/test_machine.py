@@ -179,3 +179,17 @@ def test_the_compute_rate_is_the_median_without_the_first_run(monkeypatch: pytes
     clock = iter(ends)
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
     assert machine.measure_compute_bytes_per_s("float32", nbytes=3 * MIB) == MIB
+
+
+def test_what_others_use_is_what_is_neither_idle_nor_ours(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 20 30 99999 888 5 5 40 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+    now = machine.ProcessorTime.now(stat)
+    assert now is not None
+    assert now.cores_s == 200 / os.sysconf("SC_CLK_TCK")
+    assert machine.ProcessorTime.now(tmp_path / "missing") is None
+    cores = os.cpu_count() or 1
+    before, after = (machine.ProcessorTime(*seconds) for seconds in ((0, 0, 0), (cores, 0.25 * cores, 2)))
+    assert machine.others_share(before, after) == pytest.approx(0.375)
+    assert machine.others_share(before, before) == 0
+    assert machine.others_share(None, after) == 0

@@ -11,7 +11,7 @@ import pytest
 from fakes import machine
 
 from headrace import machinefile
-from headrace.core import Products
+from headrace.core import Contention, Products
 from headrace.datasheets import data_sheet
 from headrace.errors import NotWritable, UnusableMachineFile
 
@@ -19,8 +19,10 @@ from headrace.errors import NotWritable, UnusableMachineFile
 @pytest.mark.parametrize("device", [None, "l40s", "mi300x"])
 def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
     accelerator = None if device is None else data_sheet(device).accelerator()
-    products = {"bfloat16": Products(((1, 2e10), (4, 1.5e10))), "float16": Products(((1, 4e10),))}
+    products = {"bfloat16": Products(((1, 2e10), (4, 1.5e10)), 1e-3), "float16": Products(((1, 4e10),))}
+    contention = (Contention(1, 0.9, 0.8), Contention(4, 0.7, 1.0))
     here = dataclasses.replace(machine(), accelerator=accelerator, layer_overhead_s=1e-4, products=products)
+    here = dataclasses.replace(here, contention=contention)
     machinefile.write(here, tmp_path / "new" / "machine.json")
     assert machinefile.read(tmp_path / "new" / "machine.json") == here
 
@@ -28,7 +30,7 @@ def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 0}, "its version is 0, and this Headrace reads version 2"),
+        ({"version": 0}, "its version is 0, and this Headrace reads version 3"),
         ({"version": None}, "its version is None"),
         ({"compute_bytes_per_s": float("nan")}, "compute_bytes_per_s is nan"),
         ({"compute_bytes_per_s": 0}, "above 0"),
@@ -39,8 +41,11 @@ def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
         ({"cores": True}, "cores is True"),
         ({"memory_bytes": 0}, "memory_bytes is 0"),
         ({"layer_overhead_s": float("inf")}, "layer_overhead_s is inf"),
-        ({"disk_share": 1.5}, "at most 1"),
-        ({"compute_share": 0}, "above 0"),
+        ({"contention": {"rows": 1}}, "contention is not a list"),
+        ({"contention": [{"rows": 1, "disk_share": 1.5, "compute_share": 1}]}, "at most 1"),
+        ({"contention": [{"rows": 1, "disk_share": 1, "compute_share": 0}]}, "above 0"),
+        ({"contention": [{"rows": 1, "disk_share": 1, "compute_share": 1}] * 2}, "do not ascend"),
+        ({"products": {"bfloat16": {"rates": [[1, 1e9]], "layer_overhead_s": -1}}}, "layer_overhead_s is -1"),
         ({"expert_overhead_s": -1}, "above 0"),
         ({"products": [1]}, "products is not an object"),
         ({"products": {"bfloat16": [[1, 1e9]]}}, "products.bfloat16.rates is missing"),

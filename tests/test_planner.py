@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
-from headrace.core import BlockShape, ModelShape, ParamShape, Plan, Products, align_up
+from headrace.core import BlockShape, Contention, ModelShape, ParamShape, Plan, Products, align_up
 from headrace.cuts import moved_bytes, slot_bytes
 from headrace.errors import BudgetTooSmall, NothingOffloaded
 from headrace.planner import Demand, costs, memory_for_share, plan
@@ -252,15 +252,30 @@ def test_computing_takes_what_products_of_that_dtype_and_so_many_rows_take() -> 
 def test_computing_and_reading_hold_each_other_up(
     disk_share: float, compute_share: float, compute_s: float, nbytes: int
 ) -> None:
-    here = dataclasses.replace(machine(disk_bytes_per_s=1e9), disk_share=disk_share, compute_share=compute_share)
+    both_at_once = (Contention(1, disk_share, compute_share),)
+    here = dataclasses.replace(machine(disk_bytes_per_s=1e9), contention=both_at_once)
     reached = costs.bound(compute_s, here, nbytes, 0)
-    more = costs.contention_s(here, reached)
+    more = costs.contention_s(here, reached, 1)
     both = reached.compute_s + reached.moving_s
     assert more >= -1e-9
     assert reached.seconds + more <= max(both, reached.seconds / min(disk_share, compute_share)) + 1e-9
-    assert costs.contention_s(machine(), reached) == pytest.approx(0, abs=1e-9)
+    assert costs.contention_s(machine(), reached, 1) == pytest.approx(0, abs=1e-9)
     larger = costs.bound(compute_s, here, nbytes + 10**6, 0)
-    assert larger.seconds + costs.contention_s(here, larger) >= reached.seconds + more - 1e-9
+    assert larger.seconds + costs.contention_s(here, larger, 1) >= reached.seconds + more - 1e-9
+
+
+def test_contention_is_taken_between_the_rows_that_were_measured() -> None:
+    here = dataclasses.replace(machine(), contention=(Contention(2, 0.8, 0.6), Contention(4, 0.4, 1.0)))
+    assert here.contention_at(1) == Contention(1, 0.8, 0.6)
+    assert here.contention_at(3) == Contention(3, pytest.approx(0.6), pytest.approx(0.8))
+    assert here.contention_at(99) == Contention(99, 0.4, 1.0)
+    assert machine().contention_at(1) == Contention(1, 1.0, 1.0)
+
+
+def test_a_layer_takes_beside_its_weights_what_one_of_its_dtype_does() -> None:
+    products = {"bfloat16": Products(((1, 1e9),), 2.0), "float16": Products(((1, 1e9),))}
+    here = dataclasses.replace(machine(), layer_overhead_s=1.0, products=products)
+    assert [here.layer_s(dtype) for dtype in ("bfloat16", "float16", "float32")] == [2.0, 1.0, 1.0]
 
 
 def test_layers_with_experts_take_more_beside_their_weights() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace import machine, probing
+from headrace import machine, overheads, probing
+from headrace.core import CHUNK_BYTES
 from headrace.errors import InvalidSetting
 
 
@@ -63,6 +64,7 @@ def test_an_estimate_says_that_it_is_one() -> None:
 @pytest.mark.slow
 def test_what_layers_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "measure_products", functools.partial(machine.measure_products, nbytes=1))
+    monkeypatch.setattr(overheads, "WEIGHTS_BYTES", 1)
     kernels, why = probing._kernels(1e10)
     assert 0 <= kernels.pass_s < 10
     assert 0 <= kernels.layer_s < 10
@@ -70,3 +72,14 @@ def test_what_layers_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 <= kernels.expert_s < 10
     assert set(kernels.products) == set(probing.DTYPES)
     assert "bfloat16" in why
+
+
+@pytest.mark.slow
+def test_reading_and_computing_at_once_leave_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "square_matrices", functools.partial(machine.square_matrices, nbytes=1))
+    monkeypatch.setattr(probing, "SHARE_SECONDS", 0.01)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(2 * CHUNK_BYTES))
+    made = probing._contention(file)
+    assert [each.rows for each in made] == list(probing.SHARE_ROWS)
+    assert all(0 < each.disk_share <= 1 and 0 < each.compute_share <= 1 for each in made)

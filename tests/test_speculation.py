@@ -41,7 +41,7 @@ def _fast_and_alone() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "measure_compute_bytes_per_s", lambda dtype: 1e12)
         patch.setattr(machine, "measure_operations_per_s", lambda dtype: 1e15)
-        patch.setattr("headrace.model.measure_overhead_s", lambda: (0.0, 0.0))
+        patch.setattr("headrace.overheads.measure_overhead_s", lambda: (0.0, 0.0))
         patch.setattr(machinefile, "read_cached", lambda: None)
         yield
     torch.set_num_threads(threads)

@@ -167,6 +167,8 @@ class Products:
 
     rates: tuple[tuple[int, float], ...]
     """Number of rows and weight bytes per second, measured; rows ascend from 1."""
+    layer_overhead_s: float = 0.0
+    """What a layer of this dtype takes beside its products; 0 if it was not measured."""
 
     def seconds(self, nbytes: float, rows: int) -> float:
         """For so many bytes of weights: between what was measured in proportion, beyond it as the rows are more."""
@@ -176,6 +178,17 @@ class Products:
                 return nbytes * ((1 - part) / rate + part / next_rate)
         most, rate = self.rates[-1]
         return nbytes / rate * max(1.0, rows / most)
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What is left of two rates while the disk is read and products of so many rows run: both want memory and cores."""
+
+    rows: int
+    disk_share: float
+    """Of what the disk reaches alone; above 0, at most 1."""
+    compute_share: float
+    """Of what products reach alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +209,8 @@ class Machine:
     """What a pass takes beside its layers: choosing the token, and the loop around it."""
     expert_overhead_s: float = 0.0
     """What a layer that routes tokens to experts takes more than one that does not."""
-    disk_share: float = 1.0
-    """Of the disk's rate, what reads reach while the processor multiplies ..."""
-    compute_share: float = 1.0
-    """... and of the processor's, what it reaches meanwhile: both want memory and cores."""
+    contention: tuple[Contention, ...] = ()
+    """Measured, rows ascend; empty where reading and computing do not hold each other up."""
     products: Mapping[str, Products] = field(default_factory=dict)
     """Of the processor, by dtype (torch's name); the two rates above stand in for a dtype that is not here."""
     int8_bytes_per_s: float = 0.0
@@ -218,6 +229,23 @@ class Machine:
         if self.accelerator is not None:
             return self.accelerator.memory_bytes_per_s
         return {8: self.int8_bytes_per_s, 4: self.int4_bytes_per_s}.get(bits) or self.compute_bytes_per_s
+
+    def contention_at(self, rows: int) -> Contention:
+        """Between what was measured in proportion, beyond it as at its end."""
+        if not self.contention:
+            return Contention(rows, 1.0, 1.0)
+        for low, high in itertools.pairwise(self.contention):
+            if low.rows <= rows < high.rows:
+                part = (rows - low.rows) / (high.rows - low.rows)
+                disk = (1 - part) * low.disk_share + part * high.disk_share
+                return Contention(rows, disk, (1 - part) * low.compute_share + part * high.compute_share)
+        end = self.contention[0 if rows < self.contention[0].rows else -1]
+        return Contention(rows, end.disk_share, end.compute_share)
+
+    def layer_s(self, dtype: str) -> float:
+        """What one layer takes beside its weights."""
+        products = self.products.get(dtype)
+        return (products.layer_overhead_s if products else 0.0) or self.layer_overhead_s
 
     @property
     def operations_per_s(self) -> float:

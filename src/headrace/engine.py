@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headrace import drafting, machine, machinefile, model, residents, sources, store
+from headrace import drafting, machine, machinefile, model, overheads, residents, sources, store
 from headrace.backends import backend_class
 from headrace.backends.base import Backend, RowTable
 from headrace.backends.guard import guard, put_away
@@ -256,7 +256,7 @@ def _measure(
     used = {param.bits for block in skeleton.shape.blocks for param in block.params}
     low_bits = {bits: machine.measure_low_bits_per_s(bits, name) for bits in used if bits}
     operations_per_s = machine.measure_operations_per_s(name)
-    per_layer_s, per_pass_s = model.measure_overhead_s()
+    per_layer_s, per_pass_s = overheads.measure_overhead_s()
     here = Machine(
         memory_bytes=machine.available_bytes(),
         cores=machine.cores(),
@@ -273,10 +273,17 @@ def _measure(
     return _with_what_was_kept(here)
 
 
+BUSY_RATIO = 2.5
+"""A rate that is measured in a moment, partly out of caches, is not by more above one that was measured in quiet."""
+
+
 def _with_what_was_kept(here: Machine) -> Machine:
-    """The processor's rates as `headrace machine` measured them in more time, if it did: plans are made with those."""
+    """The processor's rates as `headrace machine` measured them in more time, if it did: plans are made with those.
+
+    Not if this moment is much faster: others were at work when they were measured.
+    """
     kept = machinefile.read_cached()
-    if kept is None or kept.cores != here.cores:
+    if kept is None or kept.cores != here.cores or here.compute_bytes_per_s > BUSY_RATIO * kept.compute_bytes_per_s:
         return here
     return dataclasses.replace(
         here,
@@ -285,8 +292,7 @@ def _with_what_was_kept(here: Machine) -> Machine:
         layer_overhead_s=kept.layer_overhead_s,
         pass_overhead_s=kept.pass_overhead_s,
         expert_overhead_s=kept.expert_overhead_s,
-        disk_share=kept.disk_share,
-        compute_share=kept.compute_share,
+        contention=kept.contention,
         products=kept.products,
     )
 

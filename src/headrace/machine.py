@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,34 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessorTime:
+    """Seconds of all cores since the machine started, and of this process."""
+
+    cores_s: float
+    own_s: float
+    wall_s: float
+
+    @classmethod
+    def now(cls, proc: Path = Path("/proc/stat")) -> ProcessorTime | None:
+        """None where the system does not tell."""
+        try:
+            fields = proc.read_text().split("\n", 1)[0].split()[1:9]
+        except OSError:
+            return None
+        user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields)
+        used_s = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return cls(used_s, time.process_time(), time.perf_counter())
+
+
+def others_share(before: ProcessorTime | None, after: ProcessorTime | None) -> float:
+    """The part of all cores that other processes had in between; 0 where the system does not tell."""
+    if before is None or after is None or after.wall_s <= before.wall_s:
+        return 0.0
+    others_s = (after.cores_s - before.cores_s) - (after.own_s - before.own_s)
+    return max(0.0, others_s / (after.wall_s - before.wall_s) / (os.cpu_count() or 1))
+
+
 def measure_compute_bytes_per_s(dtype: str = "bfloat16", nbytes: int = 48 * 2**20) -> float:
     """Weight bytes per second of a matrix-vector product, as decoding one token does it: the median of five.
 
@@ -145,19 +174,26 @@ MANY_ROWS = 64
 
 
 def measure_products(dtype: str, nbytes: int = WEIGHTS_BYTES, product_rows: Sequence[int] = PRODUCT_ROWS) -> Products:
-    """How fast square matrices of `dtype` (torch's name) are gone through, by rows: the median of three each."""
+    """How fast square matrices of `dtype` (torch's name) are gone through, by rows: medians."""
     import torch
 
-    element = getattr(torch, dtype)
-    size = MATRIX_SIDE**2 * torch.empty(0, dtype=element).element_size()
-    matrices = [torch.full((MATRIX_SIDE, MATRIX_SIDE), 0.5, dtype=element) for _ in range(max(1, nbytes // size))]
-    rates = []
+    matrices = square_matrices(dtype, nbytes)
+    size, rates = matrices[0].nbytes, []
     for rows in product_rows:
         some = matrices[:1] if rows >= MANY_ROWS else matrices
-        hidden = torch.ones((rows, MATRIX_SIDE), dtype=element)
+        hidden = torch.ones((rows, MATRIX_SIDE), dtype=matrices[0].dtype)
         multiply = functools.partial(_multiply, hidden, some)
-        rates.append((rows, size * len(some) / _seconds(multiply, unmeasured=1, measured=3)))
+        times = 1 if rows >= MANY_ROWS else 3  # many rows take long enough not to depend on the moment
+        rates.append((rows, size * len(some) / _seconds(multiply, unmeasured=1, measured=times)))
     return Products(tuple(rates))
+
+
+def square_matrices(dtype: str, nbytes: int = WEIGHTS_BYTES) -> list[Any]:
+    """As many as have so many bytes, at least one."""
+    import torch
+
+    one = torch.full((MATRIX_SIDE, MATRIX_SIDE), 0.5, dtype=getattr(torch, dtype))
+    return [one, *(one.clone() for _ in range(nbytes // one.nbytes - 1))]
 
 
 def _multiply(hidden: Any, matrices: Sequence[Any]) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cache import cache_directory
-from headrace.core import Accelerator, Link, Machine, Products, Tier
+from headrace.core import Accelerator, Contention, Link, Machine, Products, Tier
 from headrace.errors import NotWritable, Reason, UnusableMachineFile
 
-VERSION = 2
+VERSION = 3
 """Of the file; raised when a field changes its meaning."""
 
 
@@ -72,8 +72,7 @@ def _parsed(data: Any) -> Machine:
         layer_overhead_s=_rate(data, "layer_overhead_s", may_be_zero=True),
         pass_overhead_s=_rate(data, "pass_overhead_s", may_be_zero=True),
         expert_overhead_s=_rate(data, "expert_overhead_s", may_be_zero=True),
-        disk_share=_share(data, "disk_share"),
-        compute_share=_share(data, "compute_share"),
+        contention=_contention(data.get("contention", [])),
         products=_products(data.get("products", {})),
         int8_bytes_per_s=_rate(data, "int8_bytes_per_s", may_be_zero=True),
         int4_bytes_per_s=_rate(data, "int4_bytes_per_s", may_be_zero=True),
@@ -81,10 +80,21 @@ def _parsed(data: Any) -> Machine:
     )
 
 
+def _contention(data: Any) -> tuple[Contention, ...]:
+    if not isinstance(data, list) or not all(isinstance(each, dict) for each in data):
+        raise Reason("contention is not a list of objects")
+    made = tuple(
+        Contention(_count(each, "rows"), _share(each, "disk_share"), _share(each, "compute_share")) for each in data
+    )
+    if [each.rows for each in made] != sorted({each.rows for each in made}):
+        raise Reason("the rows of contention do not ascend")
+    return made
+
+
 def _share(data: Mapping[str, Any], name: str) -> float:
-    share = _rate({name: data.get(name, 1.0)}, name)
+    share = _rate(data, name, of="contention.")
     if share > 1:
-        raise Reason(f"{name} is {share!r}, and it must be at most 1")
+        raise Reason(f"contention.{name} is {share!r}, and it must be at most 1")
     return share
 
 
@@ -103,7 +113,7 @@ def _rates(data: Any, name: str) -> Products:
     )
     if [rows for rows, _ in rates] != sorted({rows for rows, _ in rates}) or rates[:1] == () or rates[0][0] != 1:
         raise Reason(f"the rows of {name}.rates do not ascend from 1")
-    return Products(rates)
+    return Products(rates, _rate(data, "layer_overhead_s", of=f"{name}.", may_be_zero=True))
 
 
 def _accelerator(data: Any) -> Accelerator:

@@ -6,11 +6,7 @@ Knows transformers; does not know where weights will live or how they get there.
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import logging
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -91,98 +87,6 @@ def shape_without_weights(directory: Path, fields: Fields, *, trust_remote_code:
     return _shape(model, _cut(model, weights), config, dtype)
 
 
-@functools.cache
-def measure_overhead_s() -> tuple[float, float]:
-    """What `generate` takes beside weights, in seconds: for each layer, and for each pass. Of a tiny Llama, once."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    few, many = 2, 10
-    seconds = {layers: _tiny_seconds(LlamaForCausalLM, LlamaConfig, num_hidden_layers=layers) for layers in (few, many)}
-    per_layer = max(0.0, (seconds[many] - seconds[few]) / (many - few))
-    return per_layer, max(0.0, seconds[few] - few * per_layer)
-
-
-def measure_expert_overhead_s(per_layer_s: float) -> float:
-    """What a layer of a tiny Qwen3-MoE takes more than one without experts, which takes `per_layer_s`."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    few, many = 2, 6
-    experts = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
-    seconds = [
-        _tiny_seconds(Qwen3MoeForCausalLM, Qwen3MoeConfig, num_hidden_layers=layers, **experts)
-        for layers in (few, many)
-    ]
-    return max(0.0, (seconds[1] - seconds[0]) / (many - few) - per_layer_s)
-
-
-def measure_wide_overhead_s(per_pass_s: float, bytes_per_s: Callable[[], float], layers: int = 4) -> float:
-    """What a bfloat16 layer of a common width takes beside its weights, which go by at `bytes_per_s`.
-
-    That is more than a tiny one takes: its other operators have something to do on every core, and the weights that
-    stream by push all else out of the caches. Takes 90 MiB for each of `layers`.
-    """
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.initialization import no_init_weights
-
-    wide: Any = LlamaConfig(
-        vocab_size=64,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=layers,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-    )
-    with no_init_weights():
-        model: Any = LlamaForCausalLM._from_config(wide, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.fill_(0.01)  # memory that nobody has written to is one page of zeros
-    nbytes: int = sum(weight.numel() * weight.element_size() for weight in model.model.layers.parameters())
-    rates = [bytes_per_s()]
-    seconds = statistics.median(_seconds_per_token(model))
-    rates.append(bytes_per_s())  # before and after: what is looked for is a small difference
-    beside_s: float = seconds - per_pass_s - nbytes / statistics.mean(rates)
-    return max(0.0, beside_s / layers)
-
-
-_TINY = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
-
-
-def _tiny_seconds(model_class: Any, config_class: Any, **fields: int) -> float:
-    """Of one token: the least, since others may be busy here."""
-    with torch.random.fork_rng(devices=[]):  # what the user seeded stays as it is
-        model = model_class(config_class(**_TINY, **fields))
-    return min(_seconds_per_token(model))
-
-
-def _seconds_per_token(model: Any, tokens: int = 24) -> list[float]:
-    """Of each token that a bfloat16 `model` generates, but for the first ones, which set the kernels up."""
-    from transformers.generation.streamers import BaseStreamer
-
-    class Clock(BaseStreamer):
-        def __init__(self) -> None:
-            self.times_s: list[float] = []
-
-        def put(self, value: Any) -> None:
-            self.times_s.append(time.perf_counter())
-
-        def end(self) -> None:
-            pass
-
-    model.to(torch.bfloat16).eval()
-    ids, clock = torch.ones((1, 8), dtype=torch.long), Clock()
-    lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
-    with _quiet_transformers(), torch.inference_mode():
-        model.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock, pad_token_id=0, **lengths)
-    return [after - before for before, after in itertools.pairwise(clock.times_s[3:])]
-
-
 _TOKENIZER_FILES = ("*token*", "vocab*", "*.model", "*.tiktoken", "*.spm")
 """Patterns of the files of which a tokenizer has at least one."""
 
@@ -195,7 +99,7 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
     if not any(next(directory.glob(pattern), None) for pattern in _TOKENIZER_FILES):
         raise errors.UnsupportedModel(model=str(directory), reason="it has no tokenizer files", suggestion=add)
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises whatever its parsers raise
         raise errors.UnsupportedModel(
@@ -221,7 +125,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Its loading chatter is about weights it did not load: ours to load."""
     library = logging.getLogger("transformers")
     level = library.level
@@ -238,7 +142,7 @@ def _load_config(directory: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise errors.UnsupportedModel(
@@ -312,7 +216,7 @@ def _empty_model(directory: Path, config: Any, dtype: torch.dtype, trust_remote_
     from transformers.initialization import no_init_weights
 
     try:
-        with _quiet_transformers(), no_init_weights(), init_empty_weights(include_buffers=False):
+        with quiet_transformers(), no_init_weights(), init_empty_weights(include_buffers=False):
             make: Any = AutoModelForCausalLM.from_config
             model = make(config, dtype=dtype, trust_remote_code=trust_remote_code)
         model.tie_weights()
@@ -325,7 +229,7 @@ def _empty_model(directory: Path, config: Any, dtype: torch.dtype, trust_remote_
         ) from error
     if (directory / "generation_config.json").exists():
         try:
-            with _quiet_transformers():
+            with quiet_transformers():
                 model.generation_config = GenerationConfig.from_pretrained(directory)
         except (OSError, ValueError) as error:
             raise errors.UnsupportedModel(

@@ -15,11 +15,11 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace import machine
 from headrace.core import (
@@ -28,6 +28,7 @@ from headrace.core import (
     HUGE_PAGE_BYTES,
     READER_THREADS,
     Accelerator,
+    Contention,
     Link,
     Machine,
     Products,
@@ -36,12 +37,18 @@ from headrace.core import (
 from headrace.errors import InvalidSetting
 
 if TYPE_CHECKING:
-    from headrace.copying.disk import Ticket
+    from headrace.copying.disk import DiskReader, Ticket
+    from headrace.metrics import Metrics
 
 DISK_SECONDS = 2.0
-SHARE_SECONDS = 0.3
+SHARE_SECONDS = 0.15
+SHARE_ROWS = (1, 4)
+"""With which reading is tried: one row is multiplied by another kernel than several."""
+SHARE_TIMES = 3
 SCRATCH_BYTES = 256 * 2**20
 """Of the file that is written if none is given; it is removed again."""
+BUSY_SHARE = 0.15
+"""Of all cores: if others have more, what is measured is not what the machine can do."""
 COPY_BYTES = 128 * 2**20
 DEVICE_SIDE = 8192
 """Of the matrices that an accelerator multiplies."""
@@ -62,9 +69,10 @@ def probe(file: Path | None = None) -> Probed:
     Raises: InvalidSetting for a file that cannot be read.
     """
     notes = []
+    begin = machine.ProcessorTime.now()
     with _readable(file) as path:
         disk_rate, is_direct = measure_disk_bytes_per_s(path)
-        disk_share, compute_share = _shares(path)
+        contention = _contention(path)
     where = "a file written for it" if file is None else repr(str(file))
     notes.append(f"disk: {'direct' if is_direct else 'buffered'} reads of {where}")
     copied = measure_memory_bytes_per_s()
@@ -74,6 +82,9 @@ def probe(file: Path | None = None) -> Probed:
     accelerator = _accelerator()
     if accelerator is None:
         notes.append("accelerator: torch sees none")
+    busy = machine.others_share(begin, machine.ProcessorTime.now())
+    if busy > BUSY_SHARE:
+        notes.append(f"others had {busy:.0%} of the processor meanwhile: measure again when they are done")
     return Probed(
         Machine(
             memory_bytes=machine.available_bytes(),
@@ -84,8 +95,7 @@ def probe(file: Path | None = None) -> Probed:
             layer_overhead_s=kernels.layer_s,
             pass_overhead_s=kernels.pass_s,
             expert_overhead_s=kernels.expert_s,
-            disk_share=disk_share,
-            compute_share=compute_share,
+            contention=contention,
             products=kernels.products,
             int8_bytes_per_s=kernels.int8_bytes_per_s,
             int4_bytes_per_s=kernels.int4_bytes_per_s,
@@ -250,84 +260,107 @@ def _kernels(copied: float) -> tuple[_Kernels, str]:
     if missing:
         guessed = _Kernels(copied / 2, machine.cores() * GUESSED_OPERATIONS_PER_CORE_PER_S)
         return guessed, f"processor: estimated from its memory, since {missing[0]} is not installed"
-    from headrace.model import measure_expert_overhead_s, measure_overhead_s, measure_wide_overhead_s
+    from headrace import overheads
 
-    per_layer, per_pass = measure_overhead_s()
-    products = {dtype: machine.measure_products(dtype) for dtype in DTYPES}
-
-    def bytes_per_s() -> float:
-        return machine.measure_products(DTYPES[0], product_rows=(1,)).rates[0][1]
-
+    _, per_pass = overheads.measure_overhead_s()
+    products = {
+        dtype: replace(
+            machine.measure_products(dtype),
+            layer_overhead_s=overheads.measure_layer_overhead_s(dtype, per_pass),
+        )
+        for dtype in DTYPES
+    }
+    usual = products[DTYPES[0]]
     measured = _Kernels(
-        bytes_per_s=products[DTYPES[0]].rates[0][1],
+        bytes_per_s=usual.rates[0][1],
         operations_per_s=machine.measure_operations_per_s(DTYPES[0]),
-        layer_s=max(per_layer, measure_wide_overhead_s(per_pass, bytes_per_s)),
+        layer_s=usual.layer_overhead_s,
         pass_s=per_pass,
-        expert_s=measure_expert_overhead_s(per_layer),
+        expert_s=overheads.measure_expert_overhead_s(per_pass, usual.layer_overhead_s),
         products=products,
         int8_bytes_per_s=machine.measure_low_bits_per_s(8),
         int4_bytes_per_s=machine.measure_low_bits_per_s(4),
     )
     return (
         measured,
-        f"processor: torch's products in {', '.join(DTYPES)}, 8 and 4 bits; tiny models for what layers cost",
+        f"processor: torch's products in {', '.join(DTYPES)}, 8 and 4 bits; small models for what layers cost",
     )
 
 
-def _shares(path: Path) -> tuple[float, float]:
+def _contention(path: Path) -> tuple[Contention, ...]:
     """What is left of the disk's rate and of the processor's while both are at work, as they are in a streamed pass."""
     if importlib.util.find_spec("torch") is None:
-        return 1.0, 1.0
+        return ()
     import torch
 
     from headrace.copying.disk import DiskReader
-    from headrace.copying.slots import Slab
     from headrace.metrics import Metrics
-    from headrace.store import Read
 
-    matrices = [torch.full((2048, 2048), 0.5, dtype=torch.bfloat16) for _ in range(16)]
-    token = torch.ones((1, 2048), dtype=torch.bfloat16)
-    places = [place * CHUNK_BYTES for place in range(path.stat().st_size // CHUNK_BYTES)][:64]
-    target = Slab(CHUNK_BYTES * READER_THREADS)
     metrics = Metrics()
     reader = DiskReader({"probe": path}, metrics)
-
-    def rates(*, multiply: bool, read: bool) -> tuple[float, float]:
-        """Products and bytes per second."""
-        products, before = 0, metrics.counters().read_bytes
-        under_way: deque[Ticket] = deque()
-        begin_s = now_s = time.perf_counter()
-        following = itertools.cycle(places)
-        while now_s - begin_s < SHARE_SECONDS:
-            while read and len(under_way) < 2 * READER_THREADS:
-                slot = len(under_way) % READER_THREADS * CHUNK_BYTES
-                piece = Read("probe", next(following), CHUNK_BYTES, CHUNK_BYTES, (), slot)
-                under_way.append(reader.submit([piece], target.address, "probe", keep=target))
-            if multiply:
-                torch.nn.functional.linear(token, matrices[products % len(matrices)])
-                products += 1
-            elif read:
-                under_way[0].wait()
-            while under_way and under_way[0].ready:
-                under_way.popleft()
-            now_s = time.perf_counter()
-        done = products / (now_s - begin_s), (metrics.counters().read_bytes - before) / (now_s - begin_s)
-        for ticket in under_way:
-            ticket.wait()
-        return done
-
-    shares = []
+    matrices = machine.square_matrices(DTYPES[0])
     try:
+        both = _Both(reader, metrics, path.stat().st_size, matrices)
         with torch.inference_mode():
-            rates(multiply=True, read=True)
-            for _ in range(3):
-                products, _ = rates(multiply=True, read=False)
-                _, nbytes = rates(multiply=False, read=True)
-                some_products, some_bytes = rates(multiply=True, read=True)
-                shares.append((min(1.0, some_bytes / nbytes), min(1.0, some_products / products)))
+            return tuple(both.contention(rows) for rows in SHARE_ROWS)
     finally:
         reader.close()
-    return median(disk for disk, _ in shares), median(compute for _, compute in shares)
+
+
+class _Both:
+    """Reads of a file and products of matrices, each alone and both at once."""
+
+    def __init__(self, reader: DiskReader, metrics: Metrics, file_bytes: int, matrices: Sequence[Any]) -> None:
+        from headrace.copying.slots import Slab
+
+        self._reader = reader
+        self._metrics = metrics
+        self._places = itertools.cycle(range(0, file_bytes // CHUNK_BYTES * CHUNK_BYTES, CHUNK_BYTES))
+        self._under_way: deque[Ticket] = deque()
+        self._slots = itertools.cycle(range(2 * READER_THREADS))
+        self._target = Slab(CHUNK_BYTES * 2 * READER_THREADS)
+        self._matrices = itertools.cycle(matrices)
+        self._dtype, self._columns = matrices[0].dtype, matrices[0].shape[1]
+
+    def contention(self, rows: int) -> Contention:
+        """Medians of some trials."""
+        trials = []
+        self._rates(rows, read=True)
+        for _ in range(SHARE_TIMES):
+            products, _ = self._rates(rows, read=False)
+            _, nbytes = self._rates(0, read=True)
+            some_products, some_bytes = self._rates(rows, read=True)
+            trials.append((min(1.0, some_bytes / nbytes), min(1.0, some_products / products)))
+        return Contention(rows, median(disk for disk, _ in trials), median(compute for _, compute in trials))
+
+    def _rates(self, rows: int, *, read: bool) -> tuple[float, float]:
+        """Products of `rows` (0: none) and bytes read per second."""
+        import torch
+
+        hidden = torch.ones((rows, self._columns), dtype=self._dtype)
+        products, before = 0, self._metrics.counters().read_bytes
+        begin_s = now_s = time.perf_counter()
+        while now_s - begin_s < SHARE_SECONDS:
+            while read and len(self._under_way) < READER_THREADS:
+                self._submit()
+            if rows:
+                torch.nn.functional.linear(hidden, next(self._matrices))
+                products += 1
+            else:
+                self._under_way[0].wait()
+            while self._under_way and self._under_way[0].ready:
+                self._under_way.popleft()
+            now_s = time.perf_counter()
+        nbytes = self._metrics.counters().read_bytes - before
+        while self._under_way:
+            self._under_way.popleft().wait()
+        return products / (now_s - begin_s), nbytes / (now_s - begin_s)
+
+    def _submit(self) -> None:
+        from headrace.store import Read
+
+        piece = Read("probe", next(self._places), CHUNK_BYTES, CHUNK_BYTES, (), next(self._slots) * CHUNK_BYTES)
+        self._under_way.append(self._reader.submit([piece], self._target.address, "probe", keep=self._target))
 
 
 # --- accelerator ----------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def _multiplying_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
 def overhead_s(shape: ModelShape, machine: Machine) -> float:
     """What a pass takes beside its products: the interpreter, and starting kernels."""
     routed = sum(1 for block in shape.blocks if any(param.used_share < 1 for param in block.params))
-    layers = machine.layer_overhead_s * layer_count(shape)
+    layers = machine.layer_s(shape.dtype) * layer_count(shape)
     return machine.pass_overhead_s + layers + machine.expert_overhead_s * routed
 
 
@@ -204,15 +204,16 @@ def _attending_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
     return cached * demand.prefill_tokens**2 * demand.batch / rate if rate > 0 else 0.0
 
 
-def contention_s(machine: Machine, reached: Bound) -> float:
-    """By how much computing and reading, both at once, exceed the slower of the two: each holds the other up."""
+def contention_s(machine: Machine, reached: Bound, rows: int) -> float:
+    """By how much computing `rows` and reading, both at once, exceed the slower of the two: each holds the other up."""
     if machine.accelerator is not None or not reached.moved_bytes:
         return 0.0
-    compute_s, link_s = reached.compute_s / machine.compute_share, reached.moving_s / machine.disk_share
+    shares = machine.contention_at(rows)
+    compute_s, link_s = reached.compute_s / shares.compute_share, reached.moving_s / shares.disk_share
     if compute_s < link_s:  # what is left to read then goes on alone
-        together = compute_s + reached.moving_s - machine.disk_share * compute_s
+        together = compute_s + reached.moving_s - shares.disk_share * compute_s
     else:
-        together = link_s + reached.compute_s - machine.compute_share * link_s
+        together = link_s + reached.compute_s - shares.compute_share * link_s
     return together - reached.seconds
 
 
