@@ -22,6 +22,32 @@ def test_prompts_that_make_answers_stutter_get_less() -> None:
     assert pace.tokens == 16  # a prompt has to end at some time
 
 
+def test_what_was_too_much_is_not_tried_again_at_once() -> None:
+    pace = Pace(most_tokens=1024)
+    pace.note(0, 4, 1.0)
+
+    def seconds(tokens: int) -> float:
+        return 1.0 if tokens <= 100 else 1.0 + tokens / 100
+
+    passes = []
+    for _ in range(60):
+        passes.append(seconds(pace.tokens))
+        pace.note(pace.tokens, 4, passes[-1])
+    slow = [number for number, taken in enumerate(passes) if taken > 1]
+    assert slow[0] == 2, "32, 64, 128"
+    assert len(slow) <= 6, slow
+    assert pace.tokens > 64, "it comes near to what costs nothing"
+
+
+def test_a_machine_that_becomes_quicker_is_noticed() -> None:
+    pace = Pace(most_tokens=1024)
+    pace.note(0, 4, 1.0)
+    pace.note(pace.tokens, 4, 9.0)
+    for _ in range(400):
+        pace.note(pace.tokens, 4, 1.0)
+    assert pace.tokens == 1024
+
+
 def test_a_small_prompt_that_was_quick_says_nothing_about_a_large_one() -> None:
     pace = Pace(most_tokens=256)
     pace.note(0, 4, 1.0)

@@ -13,17 +13,24 @@ NAME = "headrace"
 
 
 class Pace:
-    """Doubles and halves the share of prompts so that a pass with prompts takes little longer than one without."""
+    """Doubles and halves the share of prompts so that a pass with prompts takes little longer than one without.
 
-    SLOWER = 1.3
+    What was too much once is remembered, and tried again only in small steps: with doubling alone every other prompt
+    would make the answers stutter.
+    """
+
+    SLOWER = 1.2
     """A mixed pass may take so many times the pass without prompts."""
     LEAST_TOKENS, FIRST_TOKENS = 16, 32
     WEIGHT = 0.2
     """Of the newest pass in the average of those without prompts."""
+    BELOW, FORGIVEN = 0.75, 1.02
+    """Of what was too much, what is tried next; and by how much that is raised with each pass that goes well there."""
 
     def __init__(self, most_tokens: int) -> None:
         self.most_tokens = most_tokens
         self.tokens = min(self.FIRST_TOKENS, most_tokens)
+        self._too_many: float | None = None
         self._plain_s: float | None = None
 
     def note(self, prompt_tokens: int, decoding: int, seconds: float) -> None:
@@ -35,9 +42,17 @@ class Pace:
             self._plain_s = plain_s + self.WEIGHT * (seconds - plain_s)
         elif self._plain_s is not None:
             if seconds > self.SLOWER * self._plain_s:
+                self._too_many = prompt_tokens
                 self.tokens = max(self.LEAST_TOKENS, self.tokens // 2)
             elif prompt_tokens >= self.tokens:
-                self.tokens = min(self.most_tokens, self.tokens * 2)
+                self.tokens = min(self.most_tokens, max(self.tokens, self._next()))
+
+    def _next(self) -> int:
+        """After a pass that went well with all that it was allowed."""
+        if self._too_many is None:
+            return self.tokens * 2
+        self._too_many *= self.FORGIVEN
+        return min(self.tokens * 2, int(self.BELOW * self._too_many))
 
 
 class PacedScheduler(FIFOScheduler):
