@@ -14,14 +14,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from capped import memory_group
-
+from headrace.bench.group import drop_page_cache, memory_group
 from headrace.settings import parse_size
 
 
 def run(arguments: argparse.Namespace, size: int) -> dict:
-    subprocess.run(["sync"], check=True)
-    Path("/proc/sys/vm/drop_caches").write_text("3")
+    assert drop_page_cache(), "this takes root"
     with tempfile.TemporaryDirectory() as folder, memory_group(parse_size(arguments.memory)) as members:
         questions, out = Path(folder) / "questions.jsonl", Path(folder) / "answers.jsonl"
         questions.write_text("".join(json.dumps({"prompt": f"Why {n}"}) + "\n" for n in range(size)))

@@ -18,10 +18,12 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx2
-from capped import memory_group, run_capped
 
+from headrace.bench.group import memory_group
+from headrace.bench.rounds import Wanted, run_one
 from headrace.settings import parse_size
 
 PROMPT_TOKENS, LONG_PROMPT_TOKENS, REQUESTS = 16, 512, 16
@@ -118,7 +120,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--port", type=int, default=8321)
-    parser.add_argument("--timeout", type=int, default=3600)
     parser.add_argument("--no-cap", action="store_true")
     arguments = parser.parse_args()
     prefill = [sys.executable, "-c", PREFILL, arguments.checkpoint]
@@ -129,7 +130,9 @@ def main() -> None:
     document["time_to_first_token_ratio"] = document["time_to_first_token_512_s"] / bound_s
     document["inter_token_p99_ratio"] = document["inter_token_p99_s"] / document["inter_token_median_s"]
     if not arguments.no_cap:
-        run = run_capped("headrace", arguments)
+        cap_bytes = parse_size(arguments.memory)
+        wanted = Wanted(memory_bytes=cap_bytes, weight_bytes=0, tokens=arguments.tokens, threads=0, timeout_s=3600)
+        run = run_one(sys.executable, "headrace", Path(arguments.checkpoint), wanted)
         document["run_pass_bound_s"] = run["bound"]["seconds"]
         document["run_seconds_per_token"] = statistics.median(run["seconds_per_token"])
         document["single_against_run"] = document["single_seconds_per_token"] / document["run_seconds_per_token"]

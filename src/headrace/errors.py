@@ -16,6 +16,9 @@
     ├── MissingPackage (also an ImportError)
     ├── EndpointFailed                 a model that was to write about errors does not answer
     ├── DemoFailed                         the demo's two runs disagree
+    ├── BenchmarkFailed                    a file that a benchmark needs could not be made
+    ├── NotComparable                      runs of a benchmark that were not made alike
+    ├── CannotCap                          a memory limit for one process cannot be set here
     ├── GenerationFailed                   a pass of the server failed for a reason that nobody foresaw
     ├── OffloadedWeightsError (also a RuntimeError)   weights that live on disk were asked for as if they did not
     ├── StillRunning (also a RuntimeError)     an offloaded module was closed or saved by its own forward
@@ -916,6 +919,37 @@ class DemoFailed(HeadraceError):
     remedy = "This is a fault of Headrace. Please report it with the output of headrace demo --json."
     example = {"tokens": 60, "offloaded_bytes": 0}
     exit_code = 1
+
+
+class BenchmarkFailed(HeadraceError):
+    """A file that a benchmark needs could not be made."""
+
+    step: str
+    reason: str
+    template = "The benchmark ended while {step}: {reason}."
+    remedy = "What was made before is kept, and the next run goes on from there."
+    example = {"step": "converting for llama.cpp", "reason": "GGUF has no name for 'model.extra.weight'"}
+    exit_code = 1
+
+
+class NotComparable(HeadraceError):
+    """Runs that a benchmark would compare were not made alike."""
+
+    reason: str
+    template = "These figures cannot be compared: {reason}."
+    remedy = "Measure all candidates in one run of `headrace bench`."
+    example = {"reason": "mapped ran under no cap, the cap of this benchmark is 3221225472 bytes"}
+
+
+class CannotCap(HeadraceError):
+    """A process cannot be put under a memory limit, or not with a cold page cache."""
+
+    reason: str
+    template = "No memory limit can be set for one process: {reason}."
+    remedy = (
+        "Run `headrace bench` as root on Linux with control groups, or with --memory none to measure without a cap."
+    )
+    example = {"reason": "Permission denied: /sys/fs/cgroup/memory/headrace-bench-4711"}
 
 
 class MissingPackage(HeadraceError, ImportError):

@@ -423,6 +423,80 @@ def machine(
     command(file=file, output=output, as_json=as_json)
 
 
+@app.command(short_help="Measure Headrace beside its peers under one memory cap.")
+def bench(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="llama-3b, llama-1b or qwen3-4b (random weights in these shapes, made once), smollm2, or a directory.",
+        ),
+    ] = "llama-3b",
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE|none", help="The cap that each runs under; default: less than the model's weights."),
+    ] = None,
+    bits: Annotated[
+        int, typer.Option(metavar="16|8|4", help="Of each weight; with llama.cpp BF16, Q8_0 or Q4_0 files.")
+    ] = 16,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only these, one --peers for each; default: all that are installed."),
+    ] = None,
+    peer_python: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PYTHON", help="A peer that is installed for another Python, like vllm=PATH."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(metavar="N", help="Each candidate runs so often, in turn.")] = 3,
+    tokens: Annotated[int, typer.Option(metavar="N", help="That each decodes after the first one.")] = 6,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For one run of one candidate.")] = 900.0,
+    gguf: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What llama.cpp loads; default: the model, converted."),
+    ] = None,
+    directory: Annotated[Path, typer.Option(metavar="DIR", help="Where models are made and kept: some GiB.")] = Path(
+        "/var/tmp/headrace-bench"
+    ),
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE.json", help="Write every run's figures there.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw a chart there (needs headrace[plot]).")
+    ] = None,
+    show: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.json", help="Measure nothing: compare what --output wrote, if caps and models are the same."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure, last.")] = False,
+) -> int:
+    """Measure time and bytes per token of Headrace and the peers that are installed, in turn, under one memory cap.
+
+    Each runs in a process of its own with a cold page cache. Needs root on Linux, for memory control groups.
+    """
+    from headrace.cli import bench as command
+
+    options = command.BenchOptions(
+        model=model,
+        memory=memory,
+        bits=bits,
+        peers=peers or (),
+        peer_python=peer_python or (),
+        rounds=rounds,
+        tokens=tokens,
+        timeout=timeout,
+        gguf=gguf,
+        directory=directory,
+        output=output,
+        plot=plot,
+        show=show or (),
+        as_json=as_json,
+    )
+    options.check()
+    return command.bench(options)
+
+
 @app.command(short_help="Explain an error: its condition, its place and a fix.")
 def explain(
     message: Annotated[

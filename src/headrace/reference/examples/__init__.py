@@ -35,6 +35,7 @@ EXEMPT = {
 def examples() -> dict[str, Example]:
     """Every example by the name of its error."""
     from headrace.reference.examples import (
+        of_benchmarks,
         of_files,
         of_modules,
         of_plans,
@@ -44,5 +45,5 @@ def examples() -> dict[str, Example]:
         of_settings,
     )
 
-    modules = (of_settings, of_files, of_quantizing, of_runs, of_modules, of_plans, of_servers)
+    modules = (of_settings, of_files, of_quantizing, of_runs, of_modules, of_plans, of_servers, of_benchmarks)
     return {example.error: example for module in modules for example in module.EXAMPLES}

@@ -1,0 +1,96 @@
+"""Who is measured: Headrace and its peers, what each can run, and whether it is here. Imports none of them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import InvalidSetting
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a model."""
+
+    name: str
+    package: str
+    about: str
+    bits: tuple[int, ...] = (16,)
+    """Weights that it runs: 16 for the checkpoint as it is."""
+    reads_gguf: bool = False
+    must_fit: bool = False
+    """It keeps all weights in memory."""
+
+    def cannot(self, bits: int, weight_bytes: int, memory_bytes: int | None) -> str:
+        """Why it is not measured; empty if it is."""
+        if bits not in self.bits:
+            return f"has no {bits}-bit weights of this kind"
+        if self.must_fit and memory_bytes is not None and weight_bytes > memory_bytes:
+            return "does not fit: it keeps all weights in memory"
+        return ""
+
+
+HEADRACE = Candidate("headrace", "headrace", "weights that do not fit stream from disk", bits=(16, 8, 4))
+PEERS = (
+    Candidate("accelerate-auto", "accelerate", 'device_map="auto": as many layers in memory as survive the cap'),
+    Candidate("accelerate-disk", "accelerate", "every layer on disk"),
+    Candidate("mapped", "transformers", "transformers, the file mapped"),
+    Candidate("airllm", "airllm", "layer by layer from disk"),
+    Candidate("llama.cpp", "llama_cpp", "the file mapped", bits=(16, 8, 4), reads_gguf=True),
+    Candidate("llama.cpp-as-stored", "llama_cpp", "the same, repacking off", bits=(8, 4), reads_gguf=True),
+    Candidate("vllm", "vllm", "all weights in memory", must_fit=True),
+)
+NAMES = tuple(peer.name for peer in PEERS)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Who runs, with which Python, and why the others do not."""
+
+    run: Mapping[Candidate, str]
+    left_out: Mapping[str, str]
+
+
+def choose(names: Sequence[str], pythons: Mapping[str, str], bits: int, sizes: tuple[int, int | None]) -> Chosen:
+    """The peers of these names that are installed; `names` empty is all of them. Headrace always runs.
+
+    `pythons`: interpreters of other environments by peer. `sizes`: bytes of the weights, and of the cap.
+    Raises: InvalidSetting for a name that nobody has.
+    """
+    for setting, given in (("--peers", names), ("--peer-python", pythons)):
+        for name in given:
+            if name not in NAMES:
+                nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
+                raise InvalidSetting(
+                    setting=setting, value=repr(name), allowed=f"one of {', '.join(NAMES)}", suggestion=nearest
+                )
+    run, left_out = {HEADRACE: sys.executable}, {}
+    for peer in PEERS:
+        if names and peer.name not in names:
+            continue
+        python = pythons.get(peer.name, sys.executable)
+        reason = peer.cannot(bits, *sizes) or ("" if _installed(peer.package, python) else "not installed")
+        if reason:
+            left_out[peer.name] = reason
+        else:
+            run[peer] = python
+    return Chosen(run, left_out)
+
+
+def _installed(package: str, python: str) -> bool:
+    if python == sys.executable:
+        return importlib.util.find_spec(package) is not None
+    if not Path(python).is_file():
+        raise InvalidSetting(
+            setting="--peer-python",
+            value=repr(python),
+            allowed="a peer's name, =, and the Python that has it installed",
+            suggestion="vllm=/opt/vllm/bin/python",
+        )
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
