@@ -220,7 +220,8 @@ def measure_shape(shape: str, directory: Path, cells: list[tuple], tokens: int) 
             check=True, capture_output=True,
         )  # fmt: skip
     machine = directory / "machine.json"
-    headrace = [sys.executable, "-m", "headrace", "machine", "--output", str(machine)]
+    weights = directory / "model.safetensors"
+    headrace = [sys.executable, "-m", "headrace", "machine", "--file", str(weights), "--output", str(machine)]
     subprocess.run(headrace, check=True, capture_output=True)
     return [measure(cell, directory, machine, tokens) for cell in cells]
 

@@ -26,7 +26,8 @@ def run(*seconds: float, cap: int | None = CAP, cold: bool = True, **more: Any) 
 
 
 def ours(*seconds: float, moved_bytes: int = 2 * GIB, compute_s: float = 0.1, **more: Any) -> dict[str, Any]:
-    return run(*seconds, bound={"moved_bytes": moved_bytes, "compute_s": compute_s}, **more)
+    bound = {"moved_bytes": moved_bytes, "compute_s": compute_s}
+    return run(*seconds, bound=bound, resident_bytes=4 * GIB, **more)
 
 
 def reader(rate: float, cap: int | None = CAP) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def test_figures_are_medians_and_ratios_to_ours() -> None:
     found = summarize([document()])
     assert found.disk_bytes_per_s == 2 * GIB
     assert (found.bound_s, found.limited_by) == (1.0, "disk")
+    assert found.first_token_bound_s == 3.0
     mine, theirs = found.lines
     assert (mine.name, mine.seconds_per_token, mine.ratio, mine.runs) == ("headrace", 1.25, 1.0, 3)
     assert mine.share_of_bound == 0.8

@@ -181,6 +181,10 @@ def test_the_compute_rate_is_the_median_without_the_first_run(monkeypatch: pytes
     assert machine.measure_compute_bytes_per_s("float32", nbytes=3 * MIB) == MIB
 
 
+def test_looking_at_a_cache_has_a_rate() -> None:
+    assert machine.measure_attention_bytes_per_s("float32", layers=1) > 0
+
+
 def test_what_others_use_is_what_is_neither_idle_nor_ours(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu  100 20 30 99999 888 5 5 40 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")

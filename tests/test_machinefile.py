@@ -19,7 +19,7 @@ from headrace.errors import NotWritable, UnusableMachineFile
 @pytest.mark.parametrize("device", [None, "l40s", "mi300x"])
 def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
     accelerator = None if device is None else data_sheet(device).accelerator()
-    products = {"bfloat16": Products(((1, 2e10), (4, 1.5e10)), 1e-3), "float16": Products(((1, 4e10),))}
+    products = {"bfloat16": Products(((1, 2e10), (4, 1.5e10)), 1e-3, 5e9), "float16": Products(((1, 4e10),))}
     contention = (Contention(1, 0.9, 0.8), Contention(4, 0.7, 1.0))
     here = dataclasses.replace(machine(), accelerator=accelerator, layer_overhead_s=1e-4, products=products)
     here = dataclasses.replace(here, contention=contention)

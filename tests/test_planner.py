@@ -226,8 +226,8 @@ def test_the_bound_says_what_limits_it() -> None:
     assert slow_disk.seconds == slow_disk.moved_bytes / MIB == 4.0
     slow_cores = plan(shape, machine(disk_bytes_per_s=100 * MIB, compute_bytes_per_s=MIB), wanted, AUTO).bound
     assert slow_cores.limited_by == "compute"
-    cached = 1000 * 100 / 2 / MIB
-    assert slow_cores.seconds == pytest.approx(10.0 + cached), "the table is not computed with; half of the cache is"
+    cached = 1000 * (100 + wanted.prefill_tokens) / 2 / MIB
+    assert slow_cores.seconds == pytest.approx(10.0 + cached), "the table is not computed with; the cache is"
     row = next(choice for choice in plan(shape, MACHINE, wanted, AUTO).choices if choice.name == "bound")
     assert "passes/s" in row.value
 
@@ -276,6 +276,17 @@ def test_a_layer_takes_beside_its_weights_what_one_of_its_dtype_does() -> None:
     products = {"bfloat16": Products(((1, 1e9),), 2.0), "float16": Products(((1, 1e9),))}
     here = dataclasses.replace(machine(), layer_overhead_s=1.0, products=products)
     assert [here.layer_s(dtype) for dtype in ("bfloat16", "float16", "float32")] == [2.0, 1.0, 1.0]
+
+
+def test_each_query_head_goes_through_the_cache() -> None:
+    shape = dataclasses.replace(model(*layers(*[[MIB]] * 10)), kv_bytes_per_token=1000, query_groups=4, dtype="float16")
+    wanted = dataclasses.replace(demand(None), context_tokens=300, prefill_tokens=100, batch=2)
+    plain = dataclasses.replace(machine(compute_bytes_per_s=1e6), products={"float16": Products(((1, 1e12),))})
+    fast = {"float16": Products(((1, 1e12),), attention_bytes_per_s=1e3)}
+    cached = 1000 * 200 * 2
+    assert costs.decode_compute_s(shape, plain, wanted) == pytest.approx(cached / 1e6, rel=1e-3)
+    seconds = costs.decode_compute_s(shape, dataclasses.replace(plain, products=fast), wanted)
+    assert seconds == pytest.approx(2 * cached / 1e6 + 4 * cached / 1e3, rel=1e-3)
 
 
 def test_layers_with_experts_take_more_beside_their_weights() -> None:

@@ -127,6 +127,8 @@ class ModelShape:
     """By torch's name; empty if it does not matter or is not known."""
     score_bytes: int = 0
     """Of one pair of positions over all heads, where attention keeps its scores; 0 where a fused kernel does not."""
+    query_groups: int = 1
+    """Query heads that look at the keys and values of one key-value head."""
 
     @property
     def weight_bytes(self) -> int:
@@ -169,6 +171,8 @@ class Products:
     """Number of rows and weight bytes per second, measured; rows ascend from 1."""
     layer_overhead_s: float = 0.0
     """What a layer of this dtype takes beside its products; 0 if it was not measured."""
+    attention_bytes_per_s: float = 0.0
+    """Keys and values that the query heads of one token go through in a second; 0 if it was not measured."""
 
     def seconds(self, nbytes: float, rows: int) -> float:
         """For so many bytes of weights: between what was measured in proportion, beyond it as the rows are more."""

@@ -219,6 +219,30 @@ def measure_low_bits_per_s(bits: int, dtype: str = "bfloat16", nbytes: int = 48 
     return nbytes / _seconds(lambda: kernels._weight_int4pack_mm_for_cpu(token, packed, group, scales), unmeasured=1)
 
 
+ATTENTION_TOKENS, ATTENTION_HEADS, ATTENTION_GROUPS, ATTENTION_SIDE = 1024, 4, 4, 128
+"""Tokens in the cache, key-value heads, query heads for each, numbers of a head."""
+
+
+def measure_attention_bytes_per_s(dtype: str, layers: int = 16) -> float:
+    """Keys and values that the query heads of one token go through in a second, counted for each query head.
+
+    Several query heads look at the same keys and values, and torch's kernel goes through them for each.
+    """
+    import torch
+
+    element = getattr(torch, dtype)
+    heads = ATTENTION_HEADS * ATTENTION_GROUPS
+    query = torch.full((1, heads, 1, ATTENTION_SIDE), 0.5, dtype=element)
+    one = torch.full((1, ATTENTION_HEADS, ATTENTION_TOKENS, ATTENTION_SIDE), 0.5, dtype=element)
+    caches = [(one.clone(), one.clone()) for _ in range(layers)]
+
+    def attend() -> None:
+        for keys, values in caches:
+            torch.nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+
+    return 2 * one.nbytes * ATTENTION_GROUPS * layers / _seconds(attend, unmeasured=1, measured=3)
+
+
 def measure_operations_per_s(dtype: str = "bfloat16", side: int = 1024) -> float:
     """Operations per second of a product of two square matrices, as a prefill does it: the median of five."""
     import torch

@@ -113,7 +113,11 @@ def _rates(data: Any, name: str) -> Products:
     )
     if [rows for rows, _ in rates] != sorted({rows for rows, _ in rates}) or rates[:1] == () or rates[0][0] != 1:
         raise Reason(f"the rows of {name}.rates do not ascend from 1")
-    return Products(rates, _rate(data, "layer_overhead_s", of=f"{name}.", may_be_zero=True))
+    return Products(
+        rates,
+        layer_overhead_s=_rate(data, "layer_overhead_s", of=f"{name}.", may_be_zero=True),
+        attention_bytes_per_s=_rate(data, "attention_bytes_per_s", of=f"{name}.", may_be_zero=True),
+    )
 
 
 def _accelerator(data: Any) -> Accelerator:

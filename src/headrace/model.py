@@ -396,6 +396,7 @@ def _shape(model: Any, blocks: Blocks, config: Any, dtype: torch.dtype) -> Model
         element_bytes=element,
         dtype=str(dtype).removeprefix("torch."),
         score_bytes=running.score_bytes(text, element),
+        query_groups=running.query_groups(text),
     )
 
 

@@ -267,6 +267,7 @@ def _kernels(copied: float) -> tuple[_Kernels, str]:
         dtype: replace(
             machine.measure_products(dtype),
             layer_overhead_s=overheads.measure_layer_overhead_s(dtype, per_pass),
+            attention_bytes_per_s=machine.measure_attention_bytes_per_s(dtype),
         )
         for dtype in DTYPES
     }

@@ -40,6 +40,8 @@ class Summary:
     bound_s: float
     """Seconds per token that the disk, or computing, needs for Headrace's plan."""
     limited_by: str
+    first_token_bound_s: float
+    """Reading what stays resident, and one pass."""
     lines: tuple[Line, ...]
     failed: Mapping[str, str]
 
@@ -84,6 +86,7 @@ def summarize(documents: Sequence[Mapping[str, Any]]) -> Summary:
         memory_bytes=documents[0]["memory_bytes"],
         disk_bytes_per_s=rate,
         bound_s=bound_s,
+        first_token_bound_s=(ours[0]["resident_bytes"] + ours[0]["bound"]["moved_bytes"]) / rate,
         limited_by="disk" if moving_s >= computing_s else "compute",
         lines=tuple(lines),
         failed=failed,

@@ -184,7 +184,7 @@ def _print(console: Console, found: Summary, title: str, left_out: Mapping[str, 
     console.print(title, style="bold")
     console.print(
         f"the disk alone: {format_rate(found.disk_bytes_per_s)}; bound: {format_seconds(found.bound_s)} per token "
-        f"({found.limited_by})"
+        f"({found.limited_by}), {format_seconds(found.first_token_bound_s)} to read what the first one needs"
     )
     table = Table(box=None, pad_edge=False)
     table.add_column("")

@@ -153,13 +153,20 @@ def multiplied_numbers(shape: ModelShape) -> float:
 
 
 def decode_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
-    """Of one pass that makes a token for each sequence: its weights, and half of the cache, go through the cores."""
-    cached = (shape.kv_bytes_per_token * demand.context_tokens + _window_bytes(shape, demand)) * demand.batch / 2
-    return _product_s(shape, machine, demand.batch) + cached / machine.weight_bytes_per_s()
+    """Of one pass that makes a token for each sequence: its weights and its cache go through the cores."""
+    return _product_s(shape, machine, demand.batch) + _attending_to_cache_s(shape, machine, demand)
 
 
-def _window_bytes(shape: ModelShape, demand: Demand) -> int:
-    return shape.kv_window_bytes_per_token * min(demand.context_tokens, shape.kv_window_tokens)
+def _attending_to_cache_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
+    """Of a token in the middle of an answer: its cache is copied to be one token longer, and every query looks at it."""
+    tokens = (min(demand.prefill_tokens, demand.context_tokens) + demand.context_tokens) / 2
+    windowed = shape.kv_window_bytes_per_token * min(tokens, shape.kv_window_tokens)
+    cached = (shape.kv_bytes_per_token * tokens + windowed) * demand.batch
+    products = None if machine.accelerator is not None else machine.products.get(shape.dtype)
+    if products is None or not products.attention_bytes_per_s:
+        return cached / machine.weight_bytes_per_s()
+    copied_s = 2 * cached / machine.weight_bytes_per_s()
+    return copied_s + cached * shape.query_groups / products.attention_bytes_per_s
 
 
 def prefill_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
@@ -209,6 +216,8 @@ def contention_s(machine: Machine, reached: Bound, rows: int) -> float:
     if machine.accelerator is not None or not reached.moved_bytes:
         return 0.0
     shares = machine.contention_at(rows)
+    if shares.disk_share == shares.compute_share == 1:
+        return 0.0  # exactly: more memory must not plan slower by a rounding
     compute_s, link_s = reached.compute_s / shares.compute_share, reached.moving_s / shares.disk_share
     if compute_s < link_s:  # what is left to read then goes on alone
         together = compute_s + reached.moving_s - shares.disk_share * compute_s

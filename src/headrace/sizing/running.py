@@ -54,6 +54,17 @@ def _cached_per_layer(text: Fields) -> int:
     return 2 * kv * dim
 
 
+def query_groups(text: Fields) -> int:
+    """Query heads that share the keys and values of one key-value head."""
+    if text.model_type == "falcon":
+        heads, kv, _ = falcon_heads(text)
+        return max(1, heads // kv)
+    heads = text.count("num_attention_heads", "n_head", default=1)
+    if text.optional("kv_lora_rank"):
+        return 1
+    return max(1, heads // text.count("num_key_value_heads", default=heads))
+
+
 def latent_cache_per_layer(text: Fields) -> int | None:
     """Numbers that a layer of latent attention caches where only the short vector is kept; None if it is not latent."""
     rank = text.optional("kv_lora_rank")

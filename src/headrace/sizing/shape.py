@@ -13,6 +13,7 @@ from headrace.sizing.running import (
     cache_shape,
     expert_share,
     logits_bytes,
+    query_groups,
     score_bytes,
 )
 
@@ -45,6 +46,7 @@ def model_shape(outline: Outline, fields: Fields, dtype: str, stuck: frozenset[s
         element_bytes=element_bytes,
         dtype=dtype,
         score_bytes=score_bytes(text, element_bytes),
+        query_groups=query_groups(text),
     )
 
 
