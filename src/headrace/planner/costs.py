@@ -212,7 +212,7 @@ def _attending_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
 
 
 def contention_s(machine: Machine, reached: Bound, rows: int) -> float:
-    """By how much computing `rows` and reading, both at once, exceed the slower of the two: each holds the other up."""
+    """By how much computing `rows` while reading takes longer than the slower of the two: each holds the other up."""
     if machine.accelerator is not None or not reached.moved_bytes:
         return 0.0
     shares = machine.contention_at(rows)
