@@ -158,7 +158,7 @@ def decode_compute_s(shape: ModelShape, machine: Machine, demand: Demand) -> flo
 
 
 def _attending_to_cache_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
-    """Of a token in the middle of an answer: its cache is copied to be one token longer, and every query looks at it."""
+    """Of a token in the middle of an answer: the cache is copied to become longer, and every query looks at it."""
     tokens = (min(demand.prefill_tokens, demand.context_tokens) + demand.context_tokens) / 2
     windowed = shape.kv_window_bytes_per_token * min(tokens, shape.kv_window_tokens)
     cached = (shape.kv_bytes_per_token * tokens + windowed) * demand.batch
