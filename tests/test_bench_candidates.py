@@ -25,7 +25,7 @@ def test_those_that_are_installed_run_and_the_others_say_why() -> None:
     chosen = choose((), {}, 16, SIZES)
     assert [candidate.name for candidate in chosen.run] == ["headrace", "mapped"]
     assert chosen.left_out["airllm"] == "not installed"
-    assert chosen.left_out["llama.cpp-as-stored"] == "has no 16-bit weights of this kind"
+    assert chosen.left_out["llama.cpp-plain"] == "has no 16-bit weights of this kind"
     assert chosen.left_out["vllm"].startswith("does not fit")
     assert chosen.left_out.keys() | {candidate.name for candidate in chosen.run} == {*NAMES, "headrace"}
 

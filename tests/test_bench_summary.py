@@ -53,18 +53,19 @@ def test_figures_are_medians_and_ratios_to_ours() -> None:
     assert (mine.name, mine.seconds_per_token, mine.ratio, mine.runs) == ("headrace", 1.25, 1.0, 3)
     assert mine.share_of_bound == 0.8
     assert mine.seconds_to_first_token == 12.5
-    assert (theirs.name, theirs.seconds_per_token, theirs.ratio) == ("llama.cpp", 2.5, 2.0)
+    assert (theirs.name, theirs.seconds_per_token) == ("llama.cpp", 2.5)
+    assert theirs.ratio == pytest.approx(2.5 / 1.1), "of the first round; 0.5 and 37 of the others"
     assert found.failed == {"airllm": "killed"}
 
 
 def test_where_computing_takes_longer_it_is_the_bound() -> None:
-    runs = document()["runs"] | {"headrace": [ours(4.0, compute_s=3.0)]}
+    runs = document()["runs"] | {"headrace": [ours(4.0, compute_s=3.0)] * 3}
     found = summarize([document(runs=runs)])
     assert (found.bound_s, found.limited_by) == (3.0, "compute")
 
 
 def test_runs_that_failed_do_not_count_where_others_went_well() -> None:
-    runs = document()["runs"] | {"mapped": [{"failed": "not done"}, run(7.0)]}
+    runs = document()["runs"] | {"mapped": [{"failed": "not done"}, run(7.0), {"failed": "not done"}]}
     found = summarize([document(runs=runs)])
     assert {line.name: line.runs for line in found.lines}["mapped"] == 1
 
@@ -91,13 +92,13 @@ def test_documents_that_were_not_measured_alike_are_refused(change: dict[str, An
 
 @pytest.mark.parametrize("cap", [None, 2 * GIB, CAP + 4096])
 def test_a_run_that_tells_of_another_cap_is_refused(cap: int | None) -> None:
-    runs = document()["runs"] | {"mapped": [run(1.0, cap=cap)]}
+    runs = document()["runs"] | {"mapped": [run(1.0, cap=cap)] * 3}
     with pytest.raises(NotComparable, match="mapped ran under"):
         summarize([document(runs=runs)])
 
 
 def test_the_system_rounds_a_cap_to_pages() -> None:
-    runs = document()["runs"] | {"mapped": [run(1.0, cap=CAP)]}
+    runs = document()["runs"] | {"mapped": [run(1.0, cap=CAP)] * 3}
     odd = document(runs=runs, memory_bytes=CAP + 4095)
     assert len(summarize([odd]).lines) == 3
 
@@ -110,12 +111,26 @@ def test_without_a_cap_all_have_none() -> None:
 
 
 def test_cold_and_warm_are_not_compared() -> None:
-    runs = document()["runs"] | {"mapped": [run(1.0, cold=False)]}
+    runs = document()["runs"] | {"mapped": [run(1.0, cold=False)] * 3}
     with pytest.raises(NotComparable, match="cold page cache"):
         summarize([document(runs=runs)])
 
 
 def test_without_a_run_of_our_own_there_is_nothing_to_compare_with() -> None:
-    runs = document()["runs"] | {"headrace": [{"failed": "error: the budget is too small"}]}
+    runs = document()["runs"] | {"headrace": [{"failed": "error: the budget is too small"}] * 3}
     with pytest.raises(NotComparable, match="the budget is too small"):
         summarize([document(runs=runs)])
+    runs = document()["runs"] | {"reader": [{"failed": "no direct reads"}] * 3}
+    with pytest.raises(NotComparable, match="no direct reads"):
+        summarize([document(runs=runs)])
+
+
+def test_a_round_without_ours_compares_nothing() -> None:
+    runs = {
+        "reader": [reader(1e9), reader(1e9)],
+        "headrace": [{"failed": "killed"}, ours(1.0)],
+        "mapped": [run(2.0), {"failed": "killed"}],
+    }
+    found = summarize([document(runs=runs)])
+    assert [line.name for line in found.lines] == ["headrace"]
+    assert "no round" in found.failed["mapped"]

@@ -47,7 +47,7 @@ def test_what_was_measured_is_shown_again(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "a cap of 3.00 GiB" in shown
     assert "1.25 s" in shown
-    assert "2.00x" in shown
+    assert "2.27x" in shown
     assert "killed" in shown
     assert "not installed" in shown
     assert (tmp_path / "chart.png").read_bytes()[:4] == b"\x89PNG"

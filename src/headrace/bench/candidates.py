@@ -42,7 +42,7 @@ PEERS = (
     Candidate("mapped", "transformers", "transformers, the file mapped"),
     Candidate("airllm", "airllm", "layer by layer from disk"),
     Candidate("llama.cpp", "llama_cpp", "the file mapped", bits=(16, 8, 4), reads_gguf=True),
-    Candidate("llama.cpp-as-stored", "llama_cpp", "the same, repacking off", bits=(8, 4), reads_gguf=True),
+    Candidate("llama.cpp-plain", "llama_cpp", "the same, repacking off", bits=(8, 4), reads_gguf=True),
     Candidate("vllm", "vllm", "all weights in memory", must_fit=True),
 )
 NAMES = tuple(peer.name for peer in PEERS)

@@ -192,7 +192,7 @@ def llama_cpp(path: str, wanted: Wanted, *, repack: bool = True) -> Figures:
     return timed(steps(), wanted["tokens"], before)
 
 
-def llama_cpp_as_stored(path: str, wanted: Wanted) -> Figures:
+def llama_cpp_plain(path: str, wanted: Wanted) -> Figures:
     """Without the copies."""
     return llama_cpp(path, wanted, repack=False)
 
@@ -276,7 +276,7 @@ RUNS: dict[str, Callable[[str, Wanted], Figures]] = {
     "accelerate-disk": accelerate_disk,
     "airllm": airllm,
     "llama.cpp": llama_cpp,
-    "llama.cpp-as-stored": llama_cpp_as_stored,
+    "llama.cpp-plain": llama_cpp_plain,
     "vllm": vllm,
 }
 
