@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import re
 import zipfile
@@ -98,6 +99,9 @@ def _distribution(package: str) -> tuple[str, importlib.metadata.Distribution]:
     for top, names in owners.items():
         if any(name.replace("-", "_").lower() == wanted for name in names) and not top.startswith("_"):
             return top, importlib.metadata.distribution(package)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        # Installed as a pointer to its source, with no list of modules: such a package is called as it is imported.
+        return wanted, importlib.metadata.distribution(package)
     import difflib
 
     nearest = difflib.get_close_matches(package, list(owners), n=1)
