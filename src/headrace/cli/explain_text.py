@@ -15,6 +15,7 @@ from headrace.reference.sentences import atom_phrase
 _WIDEST = 110
 _LABEL = 11
 _MOST_RELATED = 4
+_MOST_TESTS = 3
 _AROUND = 4
 _WORDS_ONLY = ("always", "handler", "exists")
 """Kinds of tests whose code says less than their words."""
@@ -51,6 +52,8 @@ def _found(explanation: Explanation, width: int) -> Iterator[Text]:
     yield from _own(explanation, width)
     yield from _section("situations", explained.situation_lines(explanation), width)
     yield from _block("check", (explanation.snippet or "").splitlines())
+    yield from _section("prevent", explained.prevention_lines(explanation), width)
+    yield from _section("tests", explained.test_lines(explanation)[:_MOST_TESTS], width, style="dim")
     others = [explained.place_line(match) for match in explanation.others]
     yield from _section("or", others, width, style="dim")
     related = [f"{page.id}  {pieces.one_line(page.template)}" for page, _ in explained.related(explanation)]

@@ -26,9 +26,9 @@ from headrace.cache import cache_directory
 from headrace.errors import NotInReference, NotWritable
 from headrace.reference import codec
 from headrace.reference.closest import Rarity
-from headrace.reference.records import History, Page, Prose, Site
+from headrace.reference.records import Expectation, History, Page, Prose, Site
 
-SCHEMA = 9
+SCHEMA = 10
 """Raised when a build would come out different, so that old files are not taken for new ones."""
 
 _TABLES = """
@@ -40,10 +40,12 @@ CREATE TABLE pages (
 CREATE TABLE sites (page INTEGER NOT NULL, file TEXT NOT NULL, line INTEGER NOT NULL, qualname TEXT, data TEXT);
 CREATE TABLE files (file TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, source BLOB, errors BLOB NOT NULL);
 CREATE TABLE prose (page TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, model TEXT NOT NULL, sentences TEXT NOT NULL);
+CREATE TABLE expectations (page TEXT NOT NULL, data TEXT NOT NULL);
 CREATE VIRTUAL TABLE words USING fts5(message, place, content='', tokenize="unicode61 tokenchars '_'");
 """
 _INDEXES = """
 CREATE INDEX site_page ON sites (page);
+CREATE INDEX expectation_page ON expectations (page);
 CREATE INDEX site_file ON sites (file);
 CREATE INDEX page_successor ON pages (successor) WHERE successor IS NOT NULL;
 CREATE VIRTUAL TABLE vocabulary USING fts5vocab(words, 'col');
@@ -93,6 +95,7 @@ class Catalogue:
         self._counts: dict[str, int] = {}
         self._size: int | None = None
         self._flags: dict[str, str] | None = None
+        self._bases: dict[str, list[str]] | None = None
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -330,14 +333,14 @@ class Catalogue:
         first = max(1, site.line - around)
         return [(number, lines[number - 1]) for number in range(first, min(len(lines), site.end_line + 2) + 1)]
 
-    def permalink(self, site: Site) -> str | None:
-        """The site on the web, at the commit or the tag of this version; None if no repository is known."""
+    def permalink(self, place: Site | Expectation) -> str | None:
+        """A place on the web, at the commit or the tag of this version; None if no repository is known."""
         if self.repository is None:
             return None
         from headrace.reference import packages  # late: it loads what reads distributions
 
         revision = self.commit or f"v{self.version}"
-        return packages.permalink(self.repository, revision, (self._facts["prefix"] or "") + site.file, site.line)
+        return packages.permalink(self.repository, revision, (self._facts["prefix"] or "") + place.file, place.line)
 
     # --- versions ---
 
@@ -372,6 +375,20 @@ class Catalogue:
         """All that models wrote."""
         return [_prose(row) for row in self._connection.execute(f"{_SELECT_PROSE} ORDER BY page")]
 
+    # --- tests of the package ---
+
+    def expectations(self, page_id: str) -> list[Expectation]:
+        """The package's own tests that expect this error, by file and line."""
+        select = "SELECT data FROM expectations WHERE page = ? ORDER BY rowid"
+        rows = self._connection.execute(select, (page_id,))
+        return [codec.expectation_from_plain(json.loads(data)) for (data,) in rows]
+
+    def bases(self, error_class: str) -> list[str]:
+        """The classes above one of the package's own, nearest first; nothing of a class that is not its own."""
+        if self._bases is None:
+            self._bases = dict(json.loads(self._facts.get("bases") or "{}"))
+        return self._bases.get(error_class.rpartition(".")[2], [])
+
     # --- for the next build ---
 
     def fingerprints(self) -> dict[str, str]:
@@ -399,10 +416,14 @@ def write(
     rows: Sequence[PageRow],
     files: Iterable[StoredFile],
     prose: Iterable[Prose] = (),
+    expectations: Iterable[tuple[str, Expectation]] = (),
 ) -> None:
-    """Write a database whole and give it its name only then. Raises: NotWritable."""
+    """Write a database whole and give it its name only then. `expectations` come with the ids of their pages.
+
+    Raises: NotWritable.
+    """
     with _replacing(path) as partial:
-        _fill(partial, facts, rows, files, prose)
+        _fill(partial, facts, rows, files, prose, expectations)
 
 
 def add_prose(path: Path, prose: Iterable[Prose]) -> None:
@@ -454,6 +475,7 @@ def _fill(
     rows: Sequence[PageRow],
     files: Iterable[StoredFile],
     prose: Iterable[Prose],
+    expectations: Iterable[tuple[str, Expectation]],
 ) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
@@ -468,6 +490,10 @@ def _fill(
         for number, row in enumerate(rows, 1):
             _insert(connection, number, row)
         _insert_prose(connection, prose)
+        connection.executemany(
+            "INSERT INTO expectations VALUES (?, ?)",
+            ((page, codec.dumps(codec.expectation_to_plain(each))) for page, each in expectations),
+        )
         connection.execute("COMMIT")
         connection.executescript(_INDEXES)
     finally:

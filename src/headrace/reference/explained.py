@@ -9,6 +9,7 @@ from headrace.reference.closest import difference
 from headrace.reference.explain import Explanation
 from headrace.reference.matching import Catalogue, Match
 from headrace.reference.messages import one_line
+from headrace.reference.prevention import prevention
 from headrace.reference.prose import situations
 from headrace.reference.records import Atom, Page, Prose, Site
 from headrace.reference.sentences import atom_phrase
@@ -203,6 +204,23 @@ def _earlier(page_id: str, catalogue: Catalogue) -> Iterator[Page]:
     for old in catalogue.earlier(page_id):
         yield old
         yield from _earlier(old.id, catalogue)
+
+
+def prevention_lines(explanation: Explanation) -> list[str]:
+    """What sets the values that are tested, and what catches the error."""
+    if explanation.site is None or explanation.catalogue is None:
+        return []
+    return [each.text for each in prevention(explanation.site, explanation.catalogue)]
+
+
+def test_lines(explanation: Explanation) -> list[str]:
+    """The package's own tests that expect the error, each with the first line of what has to fail."""
+    if explanation.page is None or explanation.catalogue is None or is_gone(explanation):
+        return []
+    return [
+        f"{each.file.removeprefix('../')}:{each.line} in {each.test}: {each.call.partition(chr(10))[0]}"
+        for each in explanation.catalogue.expectations(explanation.page.id)
+    ]
 
 
 def is_gone(explanation: Explanation) -> bool:
