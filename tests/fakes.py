@@ -249,6 +249,9 @@ class FakeCatalogue:
     def earlier(self, page_id: str) -> list[Page]:
         return []
 
+    def versions_read(self) -> list[tuple[str, str]]:
+        return [(self.version, "")]
+
     def prose(self, page_id: str) -> Prose | None:
         return None
 

@@ -65,7 +65,7 @@ def _head(explanation: Explanation, width: int) -> Iterator[Text]:
     assert page is not None
     assert catalogue is not None
     first = Text.assemble(
-        (page.error_class, "bold red"), f" of {catalogue.package} {catalogue.version}  ", (page.id, "dim")
+        (page.error_class, "bold red"), f" of {catalogue.package} {explained.version_of(explanation)}  ", (page.id, "dim")
     )
     if explanation.said is not None:
         first.append(
@@ -113,9 +113,12 @@ def _where(explanation: Explanation) -> Iterator[Text]:
     site, catalogue = explanation.site, explanation.catalogue
     if site is None or catalogue is None:
         return
-    yield _labelled("where", f"{site.file}:{site.line} in {site.qualname}")
+    place = f"{site.file}:{site.line} in {site.qualname}"
     if explained.is_gone(explanation):
-        return  # the source that is kept is that of a later version
+        # The source that is kept is that of a later version.
+        yield _labelled("where", f"{place}, in {explained.version_of(explanation)}")
+        return
+    yield _labelled("where", place)
     if link := catalogue.permalink(site):
         yield _labelled("", link)
     for number, line in catalogue.excerpt(site, _AROUND):

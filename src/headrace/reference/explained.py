@@ -192,7 +192,7 @@ def history_lines(explanation: Explanation) -> list[str]:
         lines.append(f"it reads like this since {history.introduced}")
     lines += [f"it read until then: {pieces.one_line(old.template)} ({old.id})" for old in _earlier(page.id, catalogue)]
     if history.removed:
-        lines.append(f"{history.removed} has this message no more")
+        lines.append(f"removed in {history.removed}")
         now = catalogue.page(history.successor) if history.successor else None
         if now is not None:
             lines.append(f"it reads now: {pieces.one_line(now.template)} ({now.id})")
@@ -228,6 +228,18 @@ def is_gone(explanation: Explanation) -> bool:
     page, catalogue = explanation.page, explanation.catalogue
     history = catalogue.versions(page.id) if page is not None and catalogue is not None else None
     return history is not None and history.removed is not None
+
+
+def version_of(explanation: Explanation) -> str:
+    """The version that the place and the source of an error are those of: of what is gone the last one that had it."""
+    page, catalogue = explanation.page, explanation.catalogue
+    assert catalogue is not None
+    history = catalogue.versions(page.id) if page is not None else None
+    if history is None or history.removed is None:
+        return catalogue.version
+    read = [version for version, _ in catalogue.versions_read()]
+    before = read[: read.index(history.removed)] if history.removed in read else []
+    return before[-1] if before else "an earlier version"
 
 
 def related(explanation: Explanation) -> Sequence[tuple[Page, str]]:
