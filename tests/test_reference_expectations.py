@@ -20,7 +20,7 @@ from headrace.reference.overlap import expression_tokens, overlap
 from headrace.reference.packages import PackageSource, directory, is_test
 from headrace.reference.records import Condition, Expectation, Page, Placeholder, Site
 
-TESTS = '''
+TESTS = """
 import re
 import pytest
 from mill import Stone, turn, Wheel
@@ -58,8 +58,8 @@ def test_python_says_it():
 def test_too_little():
     with pytest.raises(ValueError, match="be"):
         Stone().check()
-'''
-MORE = '''
+"""
+MORE = """
 
 class Missing(AttributeError):
     pass
@@ -72,7 +72,7 @@ def fill(level, name):
 
 def look(name):
     raise Missing(f"{name} object has no attribute {name}")
-'''
+"""
 
 
 def project(folder: Path, tests: str = TESTS) -> PackageSource:
@@ -216,7 +216,8 @@ def test_what_an_expression_and_a_template_both_say(pattern: str, letters: int, 
 
 
 @pytest.mark.parametrize(
-    "pattern", ["must be a divisor", "^must be", "more than", r"(?!a)must", "must be [", r"width (64) must", "not more x"]
+    "pattern",
+    ["must be a divisor", "^must be", "more than", r"(?!a)must", "must be [", r"width (64) must", "not more x"],
 )
 def test_an_expression_that_the_template_cannot_meet(pattern: str) -> None:
     assert overlap(pattern, expression_tokens(pattern), TEMPLATE) is None
@@ -244,7 +245,9 @@ def page(page_id: str, error_class: str, text: str, *decorators: str) -> Page:
         ("TypeError", ("model_validator(mode='after')",), ("ValidationError",), False),
     ],
 )
-def test_the_class_decides(error_class: str, decorators: tuple[str, ...], expected: tuple[str, ...], found: bool) -> None:
+def test_the_class_decides(
+    error_class: str, decorators: tuple[str, ...], expected: tuple[str, ...], found: bool
+) -> None:
     bases = {"Dry": ["Drought", "ValueError"], "Drought": ["ValueError"]}
     expectation = Expectation("t.py", 1, 1, "test_it", expected, "the river is dry", "call()")
     pages = [page("0" * 16, error_class, "the river is dry now", *decorators)]

@@ -65,7 +65,9 @@ def _head(explanation: Explanation, width: int) -> Iterator[Text]:
     assert page is not None
     assert catalogue is not None
     first = Text.assemble(
-        (page.error_class, "bold red"), f" of {catalogue.package} {explained.version_of(explanation)}  ", (page.id, "dim")
+        (page.error_class, "bold red"),
+        f" of {catalogue.package} {explained.version_of(explanation)}  ",
+        (page.id, "dim"),
     )
     if explanation.said is not None:
         first.append(

@@ -210,7 +210,9 @@ def _assigned_once(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str
 def _cases(mark: ast.expr) -> Iterator[dict[str, ast.expr]]:
     """The cases of a `parametrize`, each with its names."""
     match mark:
-        case ast.Call(func=ast.Attribute(attr="parametrize"), args=[names, ast.List(elts=cases) | ast.Tuple(elts=cases), *_]):
+        case ast.Call(
+            func=ast.Attribute(attr="parametrize"), args=[names, ast.List(elts=cases) | ast.Tuple(elts=cases), *_]
+        ):
             written = _written(names)
             for case in cases:
                 values = _values(case, len(written))

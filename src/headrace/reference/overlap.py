@@ -147,7 +147,9 @@ def overlap(pattern: str, expression: Sequence[Token], template: Template) -> Ov
         return None
     words, absorbed = _walk(expression, printed, best, start)
     text, quoted = (
-        "".join(piece if isinstance(piece, str) else absorbed.get(number, other) for number, piece in enumerate(template))
+        "".join(
+            piece if isinstance(piece, str) else absorbed.get(number, other) for number, piece in enumerate(template)
+        )
         for other in ("x", "'x'")
     )
     if not re.search(pattern, text):

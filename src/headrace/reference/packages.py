@@ -60,7 +60,10 @@ class PackageSource:
         """Of each file in a wheel, as its directory states them. Raises: SourceUnusable."""
         try:
             with zipfile.ZipFile(self.root) as archive:
-                return {file: f"{(info := archive.getinfo(file)).CRC:08x}{info.file_size:x}" for file in (*self.files, *self.tests)}
+                return {
+                    file: f"{(info := archive.getinfo(file)).CRC:08x}{info.file_size:x}"
+                    for file in (*self.files, *self.tests)
+                }
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise SourceUnusable(source=str(self.root), reason=str(error)) from error
 
@@ -90,7 +93,9 @@ def installed(package: str) -> PackageSource:
     file, path = located[0]
     root = path.parents[len(PurePosixPath(str(file)).parts) - 1]
     source = _source(top, version, sorted(str(file) for file, _ in located), root, _metadata(distribution))
-    tests = sorted(name for file in distribution.files or () if is_test(name := str(file)) and name.startswith(f"{top}/"))
+    tests = sorted(
+        name for file in distribution.files or () if is_test(name := str(file)) and name.startswith(f"{top}/")
+    )
     return replace(source, tests=tuple(tests))
 
 
@@ -143,7 +148,9 @@ def directory(folder: Path, *, metadata: Message | None = None, package: str | N
     metadata = metadata or _project_metadata(root if root.name != "src" else root.parent)
     source = _source(package_folder.name, str(metadata.get("Version", "0")), files, root, metadata)
     in_src = root.name == "src"
-    return replace(source, prefix="src/" if in_src else "", tests=_tests(package_folder, root.parent if in_src else root))
+    return replace(
+        source, prefix="src/" if in_src else "", tests=_tests(package_folder, root.parent if in_src else root)
+    )
 
 
 def _tests(package_folder: Path, project: Path) -> tuple[str, ...]:

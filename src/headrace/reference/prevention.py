@@ -1,7 +1,7 @@
 """How not to run into an error, and how to catch it: as far as the source tells. Nothing here is advice of ours.
 
-    flags that set the values which are tested
-    what to catch where the error arrives: the class and those above it, or what pydantic wraps it in
+flags that set the values which are tested
+what to catch where the error arrives: the class and those above it, or what pydantic wraps it in
 """
 
 from __future__ import annotations
