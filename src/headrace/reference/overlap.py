@@ -1,6 +1,6 @@
-"""How a regular expression and a template agree: what both of them say, and a text that both allow.
+r"""How a regular expression and a template agree: what both of them say, and a text that both allow.
 
-    expression  must be a multiple of \\(\\d+\\)
+    expression  must be a multiple of \(\d+\)
     template    stone_width ({}) must be a multiple of ({})
                                  ----------------------- -     what both say
 
