@@ -21,7 +21,7 @@ from headrace.errors import NotInReference, NotWritable
 from headrace.reference import codec
 from headrace.reference.attribution import attributed
 from headrace.reference.classes import ClassIndex
-from headrace.reference.database import Catalogue, StoredFile, database_path, write
+from headrace.reference.database import Catalogue, StoredFile, database_path
 from headrace.reference.expectations import read_expectations
 from headrace.reference.extract import FileErrors, finished, read_file
 from headrace.reference.ids import id_of, naming_template
@@ -29,6 +29,7 @@ from headrace.reference.options import by_spelling
 from headrace.reference.packages import PackageSource
 from headrace.reference.reading import Progress, each_file
 from headrace.reference.records import Page, Site
+from headrace.reference.storing import write
 from headrace.reference.versions import with_history
 
 
