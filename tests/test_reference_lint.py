@@ -100,6 +100,7 @@ FINE = [
     "hint = ''\n    if size:\n        hint = f'The most is {most}. '\n"
     "    raise ValueError(f'it is too large for the mill. {hint}' 'Try to use less.')",
     "try:\n        grind(size)\n    except KeyError as error:\n        raise RuntimeError from error",
+    "raise NotImplementedError(type(self).__name__)",
     "raise NotImplementedError",
     "raise NotImplementedError()",
     "raise IndexError",

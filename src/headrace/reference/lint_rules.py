@@ -282,8 +282,16 @@ def of_substance(message: Message, module: Module) -> Iterator[Fault]:
         only = message.arguments[0]
         if isinstance(only, ast.Constant) and only.value == "":
             yield line, "empty-message", f"{message.error_class} with an empty text"
-        elif _is_only_a_value(only, message, module):
+        elif _is_only_a_value(only, message, module) and not _names_who_lacks_it(only, message):
             yield line, "no-words", f"the text is nothing but {ast.unparse(only)}"
+
+
+_OWN_CLASS = {f"{cls}{name}" for cls in ("type(self)", "self.__class__", "cls") for name in ("", ".__name__")}
+
+
+def _names_who_lacks_it(only: ast.expr, message: Message) -> bool:
+    """`NotImplementedError(type(self))` is a sentence: this class does not implement the method."""
+    return message.error_class == "NotImplementedError" and ast.unparse(only) in _OWN_CLASS
 
 
 def _is_none(cause: ast.expr | None) -> bool:
