@@ -1,18 +1,36 @@
 """No luck in tests: property tests try the same examples on every run, on every machine.
 
-Also what the tests of offload() share; torch is loaded only by tests that ask for it.
+Also what the tests of offload() share, and those of the reference; torch is loaded only by tests that ask for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
+if TYPE_CHECKING:
+    from headrace.reference.library import Library
+
 settings.register_profile("headrace", derandomize=True, database=None, deadline=None, max_examples=100)
 settings.load_profile("headrace")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
+    """The reference of a small package, in a cache of its own."""
+    import tiny_reference
+
+    from headrace.reference.library import Library
+
+    folder = tmp_path_factory.mktemp("mill")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        tiny_reference.built(folder)
+        with Library() as library:
+            yield library
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from headrace.core import BlockShape, Link, Machine, ModelShape, ParamShape, Seg
 from headrace.metrics import Metrics
 from headrace.planner import Demand
 from headrace.reference.closest import Rarity, template_words
-from headrace.reference.records import History, Page, Prose, Site
+from headrace.reference.records import Expectation, History, Page, Prose, Site
 from headrace.store import Read
 
 MIB = 2**20
@@ -234,14 +234,23 @@ class FakeCatalogue:
     def excerpt(self, site: Site, around: int = 6) -> list[tuple[int, str]]:
         return [(site.line, f"raise {site.error_class}(...)")]
 
-    def permalink(self, site: Site) -> str | None:
-        return f"https://github.com/example/{self.package}/blob/v{self.version}/{site.file}#L{site.line}"
+    def permalink(self, place: Site | Expectation) -> str | None:
+        return f"https://github.com/example/{self.package}/blob/v{self.version}/{place.file}#L{place.line}"
+
+    def expectations(self, page_id: str) -> list[Expectation]:
+        return []
+
+    def bases(self, error_class: str) -> list[str]:
+        return []
 
     def versions(self, page_id: str) -> History | None:
         return History() if page_id in self._pages else None
 
     def earlier(self, page_id: str) -> list[Page]:
         return []
+
+    def versions_read(self) -> list[tuple[str, str]]:
+        return [(self.version, "")]
 
     def prose(self, page_id: str) -> Prose | None:
         return None

@@ -10,9 +10,13 @@ HEAVY = ("torch", "transformers", "numpy", "safetensors", "huggingface_hub", "gg
 
 
 def loaded_after(code: str) -> set[str]:
-    program = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.__stdout__)"
+    return {name.partition(".")[0] for name in modules_after(code)}
+
+
+def modules_after(code: str) -> set[str]:
+    program = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.__stderr__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return {name.partition(".")[0] for name in done.stdout.split()}
+    return set(done.stderr.split())
 
 
 def run_main(*args: str) -> str:
@@ -56,6 +60,37 @@ def test_the_pages_of_the_reference_load_no_torch() -> None:
 @pytest.mark.parametrize("args", [("reference", "--help"), ("explain", "--help")])
 def test_help_of_the_reference_loads_no_pages(args: tuple[str, ...]) -> None:
     assert not loaded_after(run_main(*args)) & {*HEAVY, "fastapi", "jinja2", "sqlite3"}
+
+
+BUILDING = {
+    "headrace.reference.build",
+    "headrace.reference.extract",
+    "headrace.reference.packages",
+    "headrace.cli.reference_work",
+    "rich.progress",
+    "multiprocessing",
+}
+
+
+@pytest.mark.parametrize("pasted", ["id", "message", "traceback"])
+def test_explaining_loads_nothing_that_builds(
+    pasted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli.app import main
+    from headrace.errors import InvalidOffloadConfig
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    error = InvalidOffloadConfig(**InvalidOffloadConfig.example)
+    text = {
+        "id": error.error_id(),
+        "message": error.what,
+        "traceback": f"Traceback (most recent call last):\nheadrace.errors.InvalidOffloadConfig: {error}",
+    }[pasted]
+    assert main(["explain", text]) == 0, "the reference of Headrace itself is built first"
+    assert capsys.readouterr().out.startswith("InvalidOffloadConfig of headrace")
+    loaded = modules_after(run_main("explain", text))
+    assert "sqlite3" in loaded
+    assert not loaded & {*HEAVY, *BUILDING}
 
 
 CONFIG = str(Path(__file__).parent / "data" / "configs" / "llama-3.1-405b.json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,16 +26,6 @@ SECTIONS = [
     "When it happens",
     "Related errors",
 ]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
-    folder = tmp_path_factory.mktemp("mill")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        tiny_reference.built(folder)
-        with Library() as library:
-            yield library
 
 
 def document(library: Library, words: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,6 @@ from hypothesis import strategies as st
 from headrace.errors import InvalidSetting
 from headrace.reference.database import database_path
 from headrace.reference.library import LONGEST_PASTE, Library
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
-    folder = tmp_path_factory.mktemp("mill")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        tiny_reference.built(folder)
-        with Library() as library:
-            yield library
 
 
 def test_what_is_in_it(library: Library) -> None:

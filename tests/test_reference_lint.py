@@ -58,6 +58,8 @@ FAULTS = [
     ("empty-message", "raise ValueError"),
     ("empty-message", "raise RuntimeError()"),
     ("empty-message", "raise Exception('')"),
+    ("empty-message", "raise ValueError from None"),
+    ("missing-space", "hint = 'small'\n    raise ValueError(f'it is not so {hint}' 'but the size is large')"),
     ("text-against-test", "if size < 0:\n        raise ValueError(f'size must be greater than 0, not {size}')"),
     ("text-against-test", "if self.size < 1:\n        raise ValueError('`size` must be >= 0.')"),
 ]
@@ -95,6 +97,10 @@ FINE = [
     'raise ValueError("the mill can" "not grind")',
     'raise ValueError(r"the size must match a" r"b in the pattern")',
     'raise ValueError("the size of it " "is too large")',
+    "hint = ''\n    if size:\n        hint = f'The most is {most}. '\n"
+    "    raise ValueError(f'it is too large for the mill. {hint}' 'Try to use less.')",
+    "try:\n        grind(size)\n    except KeyError as error:\n        raise RuntimeError from error",
+    "raise NotImplementedError(type(self).__name__)",
     "raise NotImplementedError",
     "raise NotImplementedError()",
     "raise IndexError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
 import typer
@@ -37,11 +37,11 @@ def explain_command(
             suggestion="with the text in quotes, or `headrace explain < traceback.txt`",
         )
     with ExitStack() as stack:
-        catalogues = [stack.enter_context(each) for each in _catalogues(paste, package)]
+        catalogues = (stack.enter_context(each) for each in _catalogues(paste, package))
         if _NEARLY_ID.fullmatch(paste.strip()):
             explanation = _page(paste.strip().lower(), catalogues)
         else:
-            explanation = explain(paste, catalogues, command)
+            explanation = explain(paste, list(catalogues), command)
         _show(explanation, as_json=as_json, short=short)
     return 0 if explanation.found else 1
 
@@ -67,28 +67,35 @@ def _show(explanation: Explanation, *, as_json: bool, short: bool) -> None:
         show(explanation)
 
 
-def _page(page_id: str, catalogues: Sequence[Catalogue]) -> Explanation:
+def _page(page_id: str, catalogues: Iterable[Catalogue]) -> Explanation:
+    asked = []
     for catalogue in catalogues:
+        asked.append(catalogue)
         page = catalogue.page(page_id)
         if page is not None:
             return explain_page(page, catalogue, page_id)
-    near = [found for catalogue in catalogues for found in catalogue.near_ids(page_id, 3)]
-    raise UnknownErrorId(id=page_id, nearest=near, packages=[catalogue.package for catalogue in catalogues])
+    near = [found for catalogue in asked for found in catalogue.near_ids(page_id, 3)]
+    raise UnknownErrorId(id=page_id, nearest=near, packages=[catalogue.package for catalogue in asked])
 
 
 # --- which references -----------------------------------------------------------------------------------------------
 
 
-def _catalogues(paste: str, package: str | None) -> list[Catalogue]:
+def _catalogues(paste: str, package: str | None) -> Iterator[Catalogue]:
+    """The references to ask, each opened (and our own built, if it is old) when its turn comes."""
     if package is not None:
-        return [references.opened(package)]
+        yield references.opened(package)
+        return
     names = dict.fromkeys(
         [*_packages_of_frames(paste), *sorted(built_packages(), key=lambda name: name == _OURS), _OURS]
     )
-    found = [catalogue for name in names if (catalogue := _opened_if_possible(name))]
-    if not found:
+    none = True
+    for name in names:
+        if catalogue := _opened_if_possible(name):
+            none = False
+            yield catalogue
+    if none:
         raise NotInReference(package=_OURS, reason="no package was built")
-    return found
 
 
 def _packages_of_frames(paste: str) -> list[str]:

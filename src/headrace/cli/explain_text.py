@@ -15,6 +15,7 @@ from headrace.reference.sentences import atom_phrase
 _WIDEST = 110
 _LABEL = 11
 _MOST_RELATED = 4
+_MOST_TESTS = 3
 _AROUND = 4
 _WORDS_ONLY = ("always", "handler", "exists")
 """Kinds of tests whose code says less than their words."""
@@ -51,6 +52,8 @@ def _found(explanation: Explanation, width: int) -> Iterator[Text]:
     yield from _own(explanation, width)
     yield from _section("situations", explained.situation_lines(explanation), width)
     yield from _block("check", (explanation.snippet or "").splitlines())
+    yield from _section("prevent", explained.prevention_lines(explanation), width)
+    yield from _section("tests", explained.test_lines(explanation)[:_MOST_TESTS], width, style="dim")
     others = [explained.place_line(match) for match in explanation.others]
     yield from _section("or", others, width, style="dim")
     related = [f"{page.id}  {pieces.one_line(page.template)}" for page, _ in explained.related(explanation)]
@@ -62,7 +65,9 @@ def _head(explanation: Explanation, width: int) -> Iterator[Text]:
     assert page is not None
     assert catalogue is not None
     first = Text.assemble(
-        (page.error_class, "bold red"), f" of {catalogue.package} {catalogue.version}  ", (page.id, "dim")
+        (page.error_class, "bold red"),
+        f" of {catalogue.package} {explained.version_of(explanation)}  ",
+        (page.id, "dim"),
     )
     if explanation.said is not None:
         first.append(
@@ -110,9 +115,12 @@ def _where(explanation: Explanation) -> Iterator[Text]:
     site, catalogue = explanation.site, explanation.catalogue
     if site is None or catalogue is None:
         return
-    yield _labelled("where", f"{site.file}:{site.line} in {site.qualname}")
+    place = f"{site.file}:{site.line} in {site.qualname}"
     if explained.is_gone(explanation):
-        return  # the source that is kept is that of a later version
+        # The source that is kept is that of a later version.
+        yield _labelled("where", f"{place}, in {explained.version_of(explanation)}")
+        return
+    yield _labelled("where", place)
     if link := catalogue.permalink(site):
         yield _labelled("", link)
     for number, line in catalogue.excerpt(site, _AROUND):

@@ -19,13 +19,17 @@ from pathlib import Path
 
 from headrace.errors import NotInReference, NotWritable
 from headrace.reference import codec
-from headrace.reference.database import Catalogue, StoredFile, database_path, write
+from headrace.reference.attribution import attributed
+from headrace.reference.classes import ClassIndex
+from headrace.reference.database import Catalogue, StoredFile, database_path
+from headrace.reference.expectations import read_expectations
 from headrace.reference.extract import FileErrors, finished, read_file
 from headrace.reference.ids import id_of, naming_template
 from headrace.reference.options import by_spelling
 from headrace.reference.packages import PackageSource
 from headrace.reference.reading import Progress, each_file
 from headrace.reference.records import Page, Site
+from headrace.reference.storing import write
 from headrace.reference.versions import with_history
 
 
@@ -58,6 +62,8 @@ def build(
             each for each in (old.versions_read() if old is not None and newer else []) if each[0] != source.version
         ]
         rows = with_history(before, current, source.version)
+        index = ClassIndex(cls for part in errors for cls in part.classes)
+        expected = attributed((each for part in errors for each in part.expectations), current, index.bases())
         facts = {
             "package": source.name,
             "version": source.version,
@@ -66,11 +72,12 @@ def build(
             "prefix": source.prefix,
             "versions": codec.dumps([*earlier, (source.version, _mark(prints))]),
             "tried": codec.dumps(tried),
+            "bases": codec.dumps(index.bases()),
             "flags": codec.dumps(by_spelling(spellings for part in errors for spellings in part.flags)),
         }
         ids = {page.id for page in current}
         prose = [each for each in (old.every_prose() if old is not None else ()) if each.page in ids]
-        write(path, facts, rows, files, prose)
+        write(path, facts, rows, files, prose, expected)
     return path
 
 
@@ -160,7 +167,8 @@ def fingerprints(source: PackageSource) -> dict[str, str]:
     """A mark for each file that changes with its content."""
     if source.root.is_file():
         return source.checksums()
-    return {file: hashlib.blake2b(content, digest_size=8).hexdigest() for file, content in source.read(source.files)}
+    every = (*source.files, *source.tests)
+    return {file: hashlib.blake2b(content, digest_size=8).hexdigest() for file, content in source.read(every)}
 
 
 def pages_of(package: str, sites: Iterable[Site]) -> list[Page]:
@@ -188,8 +196,12 @@ Result = list[tuple[str, bytes | None, bytes]]
 def read_files(source: PackageSource, files: Sequence[str]) -> Result:
     """Path, compressed source (None without sites) and compressed errors of each file."""
     result: Result = []
+    tests = set(source.tests)
     for file, content in source.read(files):
-        errors = read_file(file, content)
+        if file in tests:
+            errors = FileErrors(file, expectations=read_expectations(file, content))
+        else:
+            errors = read_file(file, content)
         plain = codec.dumps(codec.file_to_plain(errors)).encode()
         result.append((file, zlib.compress(content, 1) if errors.drafts else None, zlib.compress(plain, 1)))
     gc.collect()

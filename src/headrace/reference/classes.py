@@ -212,6 +212,14 @@ class ClassIndex:
             todo += [found for base in current.bases if (found := self.find(base, current.file)) is not None]
         return line
 
+    def bases(self) -> dict[str, list[str]]:
+        """The names of the classes above each one, nearest first; of those whose name only one class has."""
+        single = {name: found[0] for name, found in self._by_name.items() if len(found) == 1}
+        return {
+            name: list(dict.fromkeys(base for each in self._line(cls) for base in each.bases))
+            for name, cls in single.items()
+        }
+
     def _message(self, line: list[ErrorClass], arguments: Mapping[str, Forms]) -> Forms:
         for position, cls in enumerate(line):
             if cls.parameters is None:

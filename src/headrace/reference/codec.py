@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.reference.records import Atom, Condition, Pair, Placeholder, Site, Template
+from headrace.reference.records import Atom, Condition, Expectation, Pair, Placeholder, Site, Template
 
 if TYPE_CHECKING:
     from headrace.reference.classes import ErrorClass
@@ -126,20 +126,37 @@ def file_to_plain(errors: FileErrors) -> list[Any]:
         ]
         for cls in errors.classes
     ]
-    return [errors.file, drafts, classes, errors.broken, [list(spellings) for spellings in errors.flags]]
+    flags = [list(spellings) for spellings in errors.flags]
+    expectations = [expectation_to_plain(each) for each in errors.expectations]
+    return [errors.file, drafts, classes, errors.broken, flags, expectations]
+
+
+def expectation_to_plain(expected: Expectation) -> list[Any]:
+    """All fields in order."""
+    classes = list(expected.classes)
+    return [
+        expected.file, expected.line, expected.end_line, expected.test, classes, expected.pattern, expected.call
+    ]  # fmt: skip
+
+
+def expectation_from_plain(plain: list[Any]) -> Expectation:
+    """What `expectation_to_plain` made."""
+    file, line, end_line, test, classes, pattern, call = plain
+    return Expectation(file, line, end_line, test, tuple(classes), pattern, call)
 
 
 def file_from_plain(plain: list[Any]) -> FileErrors:
     """What `file_to_plain` made."""
     from headrace.reference.extract import Draft, FileErrors  # late: who only reads pages does without the extraction
 
-    file, drafts, classes, broken, flags = plain
+    file, drafts, classes, broken, flags, expectations = plain
     return FileErrors(
         file,
         tuple(Draft(site_from_plain(site), _named_from_plain(named), origin) for site, named, origin in drafts),
         tuple(_class_from_plain(cls) for cls in classes),
         broken,
         tuple(tuple(spellings) for spellings in flags),
+        tuple(expectation_from_plain(each) for each in expectations),
     )
 
 

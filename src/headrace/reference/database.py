@@ -1,54 +1,31 @@
-"""The pages of one package in a SQLite file: written whole, then only read. Knows no source code and no messages.
+"""The pages of one package in a SQLite file, which `storing` has written. Knows no source code and no messages.
 
 Guarantees:
-- A file that can be seen is whole: it is written beside its place, then renamed. Of two builders the last one wins.
 - A file of another schema is not read; it counts as not built.
 - Opening reads the package's name and version and nothing else.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
 import re
-import shutil
 import sqlite3
-import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from headrace.cache import cache_directory
-from headrace.errors import NotInReference, NotWritable
+from headrace.errors import NotInReference
 from headrace.reference import codec
 from headrace.reference.closest import Rarity
-from headrace.reference.records import History, Page, Prose, Site
+from headrace.reference.records import Expectation, History, Page, Prose, Site
 
-SCHEMA = 9
+SCHEMA = 10
 """Raised when a build would come out different, so that old files are not taken for new ones."""
 
-_TABLES = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT);
-CREATE TABLE pages (
-    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, error_class TEXT NOT NULL, template TEXT NOT NULL,
-    introduced TEXT, removed TEXT, successor TEXT
-);
-CREATE TABLE sites (page INTEGER NOT NULL, file TEXT NOT NULL, line INTEGER NOT NULL, qualname TEXT, data TEXT);
-CREATE TABLE files (file TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, source BLOB, errors BLOB NOT NULL);
-CREATE TABLE prose (page TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, model TEXT NOT NULL, sentences TEXT NOT NULL);
-CREATE VIRTUAL TABLE words USING fts5(message, place, content='', tokenize="unicode61 tokenchars '_'");
-"""
-_INDEXES = """
-CREATE INDEX site_page ON sites (page);
-CREATE INDEX site_file ON sites (file);
-CREATE INDEX page_successor ON pages (successor) WHERE successor IS NOT NULL;
-CREATE VIRTUAL TABLE vocabulary USING fts5vocab(words, 'col');
-"""
-_DISK_ERRORS = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 _WORD = re.compile(r"\w+")
 _RAREST = 6
 """Candidates share at least one of so many rare words with a message."""
@@ -93,6 +70,7 @@ class Catalogue:
         self._counts: dict[str, int] = {}
         self._size: int | None = None
         self._flags: dict[str, str] | None = None
+        self._bases: dict[str, list[str]] | None = None
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -330,14 +308,14 @@ class Catalogue:
         first = max(1, site.line - around)
         return [(number, lines[number - 1]) for number in range(first, min(len(lines), site.end_line + 2) + 1)]
 
-    def permalink(self, site: Site) -> str | None:
-        """The site on the web, at the commit or the tag of this version; None if no repository is known."""
+    def permalink(self, place: Site | Expectation) -> str | None:
+        """A place on the web, at the commit or the tag of this version; None if no repository is known."""
         if self.repository is None:
             return None
         from headrace.reference import packages  # late: it loads what reads distributions
 
         revision = self.commit or f"v{self.version}"
-        return packages.permalink(self.repository, revision, (self._facts["prefix"] or "") + site.file, site.line)
+        return packages.permalink(self.repository, revision, (self._facts["prefix"] or "") + place.file, place.line)
 
     # --- versions ---
 
@@ -372,6 +350,20 @@ class Catalogue:
         """All that models wrote."""
         return [_prose(row) for row in self._connection.execute(f"{_SELECT_PROSE} ORDER BY page")]
 
+    # --- tests of the package ---
+
+    def expectations(self, page_id: str) -> list[Expectation]:
+        """The package's own tests that expect this error, by file and line."""
+        select = "SELECT data FROM expectations WHERE page = ? ORDER BY rowid"
+        rows = self._connection.execute(select, (page_id,))
+        return [codec.expectation_from_plain(json.loads(data)) for (data,) in rows]
+
+    def bases(self, error_class: str) -> list[str]:
+        """The classes above one of the package's own, nearest first; nothing of a class that is not its own."""
+        if self._bases is None:
+            self._bases = dict(json.loads(self._facts.get("bases") or "{}"))
+        return self._bases.get(error_class.rpartition(".")[2], [])
+
     # --- for the next build ---
 
     def fingerprints(self) -> dict[str, str]:
@@ -391,105 +383,3 @@ _SELECT_PROSE = "SELECT page, fingerprint, model, sentences FROM prose"
 def _prose(row: tuple[str, str, str, str]) -> Prose:
     page, fingerprint, model, sentences = row
     return Prose(page, fingerprint, model, tuple(json.loads(sentences)))
-
-
-def write(
-    path: Path,
-    facts: Mapping[str, str | None],
-    rows: Sequence[PageRow],
-    files: Iterable[StoredFile],
-    prose: Iterable[Prose] = (),
-) -> None:
-    """Write a database whole and give it its name only then. Raises: NotWritable."""
-    with _replacing(path) as partial:
-        _fill(partial, facts, rows, files, prose)
-
-
-def add_prose(path: Path, prose: Iterable[Prose]) -> None:
-    """Put what a model wrote into a database, in place of what was there for these pages. Raises: NotWritable."""
-    with _replacing(path) as partial:
-        shutil.copyfile(path, partial)
-        connection = sqlite3.connect(partial, isolation_level=None)
-        try:
-            connection.execute("BEGIN")
-            _insert_prose(connection, prose)
-            connection.execute("COMMIT")
-        finally:
-            connection.close()
-
-
-def _insert_prose(connection: sqlite3.Connection, prose: Iterable[Prose]) -> None:
-    connection.executemany(
-        "INSERT OR REPLACE INTO prose VALUES (?, ?, ?, ?)",
-        ((each.page, each.fingerprint, each.model, codec.dumps(list(each.sentences))) for each in prose),
-    )
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` that gets its name when it was filled without an error. Raises: NotWritable."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".partial")
-        os.close(handle)
-    except OSError as error:
-        raise NotWritable(path=str(path.parent), reason=os.strerror(error.errno or 0)) from error
-    partial = Path(name)
-    try:
-        yield partial
-        os.replace(partial, path)
-    except OSError as error:
-        raise NotWritable(path=str(path.parent), reason=os.strerror(error.errno or 0)) from error
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode not in _DISK_ERRORS:
-            raise
-        raise NotWritable(path=str(path.parent), reason=str(error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _fill(
-    path: Path,
-    facts: Mapping[str, str | None],
-    rows: Sequence[PageRow],
-    files: Iterable[StoredFile],
-    prose: Iterable[Prose],
-) -> None:
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        # Nobody reads it before it is renamed, and a build that dies is made again: no journal, no sync.
-        connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + _TABLES)
-        connection.execute("BEGIN")
-        connection.executemany("INSERT INTO facts VALUES (?, ?)", {**facts, "schema": str(SCHEMA)}.items())
-        connection.executemany(
-            "INSERT INTO files VALUES (?, ?, ?, ?)",
-            ((file.file, file.fingerprint, file.source, file.errors) for file in files),
-        )
-        for number, row in enumerate(rows, 1):
-            _insert(connection, number, row)
-        _insert_prose(connection, prose)
-        connection.execute("COMMIT")
-        connection.executescript(_INDEXES)
-    finally:
-        connection.close()
-
-
-def _insert(connection: sqlite3.Connection, number: int, row: PageRow) -> None:
-    page, history = row.page, row.history
-    template = codec.dumps(codec.template_to_plain(page.template))
-    connection.execute(
-        "INSERT INTO pages VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (number, page.id, page.error_class, template, history.introduced, history.removed, history.successor),
-    )
-    connection.executemany(
-        "INSERT INTO sites VALUES (?, ?, ?, ?, ?)",
-        ((number, site.file, site.line, site.qualname, codec.dumps(codec.site_to_plain(site))) for site in page.sites),
-    )
-    forms = dict.fromkeys(form for site in page.sites for form in site.templates)
-    message = " ".join(piece for form in forms for piece in form if isinstance(piece, str))
-    exprs = {piece.expr for form in forms for piece in form if not isinstance(piece, str)}
-    places = {part for site in page.sites for part in (site.file, site.qualname)}
-    connection.execute(
-        "INSERT INTO words (rowid, message, place) VALUES (?, ?, ?)",
-        (number, message, " ".join([page.error_class, *sorted(exprs), *sorted(places)])),
-    )

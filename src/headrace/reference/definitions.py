@@ -102,7 +102,7 @@ class Definitions:
 
 
 def _size(expression: ast.expr) -> int:
-    return len(nodes(expression))
+    return sum(1 for _ in ast.walk(expression))
 
 
 def _value(statement: ast.stmt, name: str) -> ast.expr | None:

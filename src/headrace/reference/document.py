@@ -4,7 +4,7 @@
     document(explanation)        the same, and what a pasted message adds: its values, what they say to the condition
 
 A *basis* is where a statement comes from: `guard` (the code that is tested), `docstring`, `comment`, `test` (it was
-run), `note` (written by hand) or `model`. Prints nothing, and knows no HTML.
+run, or a test of the package says so), `note` (written by hand) or `model`. Prints nothing, and knows no HTML.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headrace.reference.explain import Explanation, template_text
 from headrace.reference.matching import Catalogue, Match
 from headrace.reference.own import OwnError
 from headrace.reference.pieces import one_line
+from headrace.reference.prevention import expected_by, prevention
 from headrace.reference.records import Atom, Page, Pair, Placeholder, Site, Template
 from headrace.reference.sentences import atom_phrase, condition_sentence
 from headrace.reference.solve import Change, Fix
@@ -28,6 +29,7 @@ _AROUND = 6
 _FARTHEST_TEST = 24
 """An excerpt begins above the tests that decide, if they stand at most so many lines above the error."""
 _MOST_SITES = 50
+_MOST_TESTS = 5
 _LONGEST_TITLE = 90
 
 
@@ -108,7 +110,12 @@ def page_document(explanation: Explanation) -> dict[str, Any]:
         "example": _example(explanation.own),
         "verified": _verified(None if site is None else site.pair),
         "check": None if explanation.snippet is None else {"code": explanation.snippet, "basis": "guard"},
-        "when": {"trigger": [] if site is None else _trigger(page, site), "situations": _situations(explanation)},
+        "prevention": [] if site is None else [_statement(each) for each in prevention(site, catalogue)],
+        "when": {
+            "trigger": [] if site is None else _trigger(page, site),
+            "tests": [] if gone else _tests(page, catalogue),
+            "situations": _situations(explanation),
+        },
         "related": [
             {"id": other.id, "error_class": other.error_class, "template": one_line(other.template), "why": why}
             for other, why in explained.related(explanation)
@@ -137,7 +144,8 @@ def own_document(own: OwnError, page_id: str) -> dict[str, Any]:
         "example": _example(own),
         "verified": None,
         "check": None,
-        "when": {"trigger": [], "situations": []},
+        "prevention": [],
+        "when": {"trigger": [], "tests": [], "situations": []},
         "related": [],
         "own": _own(own),
         "history": None,
@@ -213,6 +221,14 @@ def _trigger(page: Page, site: Site) -> list[dict[str, Any]]:
         text = f"{len(page.sites)} places raise an error that reads the same; the traceback tells which."
         found.append(Statement(text, "guard"))
     return [_statement(each) for each in found]
+
+
+def _tests(page: Page, catalogue: Catalogue) -> list[dict[str, Any]]:
+    """The package's own tests that expect the error, with what they expect to fail."""
+    expected = catalogue.expectations(page.id)[:_MOST_TESTS]
+    return [
+        _statement(expected_by(each)) | {"permalink": catalogue.permalink(each), "call": each.call} for each in expected
+    ]
 
 
 def _situations(explanation: Explanation) -> list[dict[str, Any]]:

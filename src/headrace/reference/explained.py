@@ -9,6 +9,7 @@ from headrace.reference.closest import difference
 from headrace.reference.explain import Explanation
 from headrace.reference.matching import Catalogue, Match
 from headrace.reference.messages import one_line
+from headrace.reference.prevention import prevention
 from headrace.reference.prose import situations
 from headrace.reference.records import Atom, Page, Prose, Site
 from headrace.reference.sentences import atom_phrase
@@ -191,7 +192,7 @@ def history_lines(explanation: Explanation) -> list[str]:
         lines.append(f"it reads like this since {history.introduced}")
     lines += [f"it read until then: {pieces.one_line(old.template)} ({old.id})" for old in _earlier(page.id, catalogue)]
     if history.removed:
-        lines.append(f"{history.removed} has this message no more")
+        lines.append(f"removed in {history.removed}")
         now = catalogue.page(history.successor) if history.successor else None
         if now is not None:
             lines.append(f"it reads now: {pieces.one_line(now.template)} ({now.id})")
@@ -205,11 +206,40 @@ def _earlier(page_id: str, catalogue: Catalogue) -> Iterator[Page]:
         yield from _earlier(old.id, catalogue)
 
 
+def prevention_lines(explanation: Explanation) -> list[str]:
+    """What sets the values that are tested, and what catches the error."""
+    if explanation.site is None or explanation.catalogue is None:
+        return []
+    return [each.text for each in prevention(explanation.site, explanation.catalogue)]
+
+
+def test_lines(explanation: Explanation) -> list[str]:
+    """The package's own tests that expect the error, each with the first line of what has to fail."""
+    if explanation.page is None or explanation.catalogue is None or is_gone(explanation):
+        return []
+    return [
+        f"{each.file.removeprefix('../')}:{each.line} in {each.test}: {each.call.partition(chr(10))[0]}"
+        for each in explanation.catalogue.expectations(explanation.page.id)
+    ]
+
+
 def is_gone(explanation: Explanation) -> bool:
     """Whether the current version has the page no more: then the source that is kept is not the page's."""
     page, catalogue = explanation.page, explanation.catalogue
     history = catalogue.versions(page.id) if page is not None and catalogue is not None else None
     return history is not None and history.removed is not None
+
+
+def version_of(explanation: Explanation) -> str:
+    """The version that the place and the source of an error are those of: of what is gone the last one that had it."""
+    page, catalogue = explanation.page, explanation.catalogue
+    assert catalogue is not None
+    history = catalogue.versions(page.id) if page is not None else None
+    if history is None or history.removed is None:
+        return catalogue.version
+    read = [version for version, _ in catalogue.versions_read()]
+    before = read[: read.index(history.removed)] if history.removed in read else []
+    return before[-1] if before else "an earlier version"
 
 
 def related(explanation: Explanation) -> Sequence[tuple[Page, str]]:

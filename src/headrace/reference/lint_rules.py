@@ -99,10 +99,11 @@ def of_texts(message: Message, module: Module, source: str, *, plain: bool, fill
     """Values that are not filled in, and literals that are joined badly."""
     alone = len(message.arguments) == 1 and not message.has_more
     names = _local_names(message.place.scope, module)
+    padded = _padded_names(message.place.scope)
     for spoken in message.spoken:
         run = literals.run_of(spoken.node, source)
         if run is not None:
-            yield from _seams(run)
+            yield from _seams(run, padded)
             if spoken.filled == "":
                 yield from _lacking_f(run, names)
         if spoken.filled == "" and fillable and (plain or alone):
@@ -119,6 +120,20 @@ def _local_names(scope: Scope, module: Module) -> set[str]:
             names |= set(assigned_names(statement))
         scope = module.owners[scope]
     return names
+
+
+def _padded_names(scope: Scope) -> set[str]:
+    """The local names that are set to a text with a space at an end: parts of a message that bring their own."""
+    if not isinstance(scope, FUNCTIONS):
+        return set()
+    return {
+        target.id
+        for statement in own_statements(scope.body, loops=True)
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant | ast.JoinedStr)
+        if (text := literal_text(statement.value)) != text.strip()
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    }
 
 
 def _root(braced: str) -> str:
@@ -171,14 +186,21 @@ _ENDS_WORD = re.compile(r"(?:^|[\s(])[\"'`]?[A-Za-z]+$")
 _BEGINS_WORD = re.compile(r"[A-Za-z]+(?=[\s,;.:)]|$)")
 
 
-def _seams(run: literals.Run) -> Iterator[Fault]:
+def _seams(run: literals.Run, padded: set[str]) -> Iterator[Fault]:
     if not all(literal.is_plain_text for literal in run.literals):
         return
     if not any(re.search(r"[A-Za-z] +[A-Za-z]", literal.body) for literal in run.literals):
         return
     for left, right in run.seams():
-        if (rule := _seam(left, right)) is not None:
+        if not padded.intersection(_values_at(left, right)) and (rule := _seam(left, right)) is not None:
             yield right.line, rule, f"it reads {left.body[-24:] + right.body[:24]!r}"
+
+
+def _values_at(left: literals.Literal, right: literals.Literal) -> Iterator[str]:
+    """The names of the values that stand right at a seam."""
+    for found in (re.search(r"\{(\w+)\}$", left.body), re.match(r"\{(\w+)\}", right.body)):
+        if found is not None:
+            yield found[1]
 
 
 def _seam(left: literals.Literal, right: literals.Literal) -> str | None:
@@ -253,14 +275,28 @@ def of_substance(message: Message, module: Module) -> Iterator[Fault]:
         return
     line = message.statement.lineno
     if not message.arguments:
-        if message.error_class != "NotImplementedError" and not _is_caught_near(message, module):
+        passes_on = isinstance(message.statement, ast.Raise) and not _is_none(message.statement.cause)
+        if message.error_class != "NotImplementedError" and not passes_on and not _is_caught_near(message, module):
             yield line, "empty-message", f"{message.error_class} without a text"
     elif len(message.arguments) == 1:
         only = message.arguments[0]
         if isinstance(only, ast.Constant) and only.value == "":
             yield line, "empty-message", f"{message.error_class} with an empty text"
-        elif _is_only_a_value(only, message, module):
+        elif _is_only_a_value(only, message, module) and not _names_who_lacks_it(only, message):
             yield line, "no-words", f"the text is nothing but {ast.unparse(only)}"
+
+
+_OWN_CLASS = {f"{cls}{name}" for cls in ("type(self)", "self.__class__", "cls") for name in ("", ".__name__")}
+
+
+def _names_who_lacks_it(only: ast.expr, message: Message) -> bool:
+    """`NotImplementedError(type(self))` is a sentence: this class does not implement the method."""
+    return message.error_class == "NotImplementedError" and ast.unparse(only) in _OWN_CLASS
+
+
+def _is_none(cause: ast.expr | None) -> bool:
+    """Whether an error is raised without one that it comes from, which would be printed with it."""
+    return cause is None or (isinstance(cause, ast.Constant) and cause.value is None)
 
 
 _MAY_BE_TEXT = re.compile(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import posixpath
 import re
 import zipfile
 from collections.abc import Iterable
@@ -18,6 +20,9 @@ _COMMIT = re.compile(
     r"^(?:__commit_id__ = )?(?:commit_id|__commit__|git_version|__git_version__)\s*=\s*'?g?([0-9a-f]{7,40})\b", re.M
 )
 _SKIPPED = {"tests", "test", "testing_data", "node_modules", "__pycache__"}
+_TEST_FOLDERS = {"tests", "test"}
+_TEST_FILE = re.compile(r"(?:test_\w+|\w+_test|tests)\.py")
+_PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _PREFERRED_LINKS = ("source", "source code", "repository", "github", "code", "homepage", "home")
 
 
@@ -37,6 +42,8 @@ class PackageSource:
     commit: str | None = None
     prefix: str = ""
     """What published paths begin with and `files` do not: `src/`."""
+    tests: tuple[str, ...] = ()
+    """Paths of the package's own tests, as far as they come with it; those beside it begin with `../`, or `tests/`."""
 
     def read(self, files: Iterable[str]) -> Iterable[tuple[str, bytes]]:
         """Path and content of each file. Raises: SourceUnusable."""
@@ -53,7 +60,10 @@ class PackageSource:
         """Of each file in a wheel, as its directory states them. Raises: SourceUnusable."""
         try:
             with zipfile.ZipFile(self.root) as archive:
-                return {file: f"{(info := archive.getinfo(file)).CRC:08x}{info.file_size:x}" for file in self.files}
+                return {
+                    file: f"{(info := archive.getinfo(file)).CRC:08x}{info.file_size:x}"
+                    for file in (*self.files, *self.tests)
+                }
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise SourceUnusable(source=str(self.root), reason=str(error)) from error
 
@@ -66,7 +76,7 @@ class PackageSource:
 
 def permalink(repository: str, revision: str, file: str, line: int) -> str:
     """Where a repository shows a line."""
-    return f"{repository}/blob/{revision}/{file}#L{line}"
+    return f"{repository}/blob/{revision}/{posixpath.normpath(file)}#L{line}"
 
 
 def installed(package: str) -> PackageSource:
@@ -82,7 +92,11 @@ def installed(package: str) -> PackageSource:
         return _editable(top, distribution)
     file, path = located[0]
     root = path.parents[len(PurePosixPath(str(file)).parts) - 1]
-    return _source(top, version, sorted(str(file) for file, _ in located), root, _metadata(distribution))
+    source = _source(top, version, sorted(str(file) for file, _ in located), root, _metadata(distribution))
+    tests = sorted(
+        name for file in distribution.files or () if is_test(name := str(file)) and name.startswith(f"{top}/")
+    )
+    return replace(source, tests=tuple(tests))
 
 
 def _metadata(distribution: importlib.metadata.Distribution) -> Message:
@@ -98,6 +112,9 @@ def _distribution(package: str) -> tuple[str, importlib.metadata.Distribution]:
     for top, names in owners.items():
         if any(name.replace("-", "_").lower() == wanted for name in names) and not top.startswith("_"):
             return top, importlib.metadata.distribution(package)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        # Installed as a pointer to its source, with no list of modules: such a package is called as it is imported.
+        return wanted, importlib.metadata.distribution(package)
     import difflib
 
     nearest = difflib.get_close_matches(package, list(owners), n=1)
@@ -130,7 +147,21 @@ def directory(folder: Path, *, metadata: Message | None = None, package: str | N
         raise SourceUnusable(source=str(folder), reason="it holds no Python files")
     metadata = metadata or _project_metadata(root if root.name != "src" else root.parent)
     source = _source(package_folder.name, str(metadata.get("Version", "0")), files, root, metadata)
-    return replace(source, prefix="src/" if root.name == "src" else "")
+    in_src = root.name == "src"
+    return replace(
+        source, prefix="src/" if in_src else "", tests=_tests(package_folder, root.parent if in_src else root)
+    )
+
+
+def _tests(package_folder: Path, project: Path) -> tuple[str, ...]:
+    """The tests in a package, and in the project around it."""
+    root = package_folder.parent
+    above = "" if project == root else "../"
+    found = {path.relative_to(root).as_posix() for path in package_folder.rglob("*.py")}
+    if any((project / name).is_file() for name in _PROJECT_FILES):
+        for folder in ("tests", "test"):
+            found |= {above + path.relative_to(project).as_posix() for path in (project / folder).rglob("*.py")}
+    return tuple(sorted(file for file in found if is_test(file)))
 
 
 def _package_folder(folder: Path, package: str | None) -> Path:
@@ -144,9 +175,11 @@ def _package_folder(folder: Path, package: str | None) -> Path:
 
 
 def _project_metadata(root: Path) -> Message:
-    """What a pyproject.toml tells of name, version and links."""
+    """What an unpacked release or a pyproject.toml tells of name, version and links."""
     import tomllib
 
+    with contextlib.suppress(OSError):
+        return HeaderParser().parsestr((root / "PKG-INFO").read_text(encoding="utf-8", errors="replace"))
     message = Message()
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
@@ -172,7 +205,9 @@ def wheel(file: Path, package: str | None = None) -> PackageSource:
     files = sorted(name for name in names if top and _is_source(name, top))
     if not files:
         raise SourceUnusable(source=str(file), reason="it holds no Python package")
-    return _source(top, str(metadata.get("Version", "0")), files, file.resolve(), metadata)
+    source = _source(top, str(metadata.get("Version", "0")), files, file.resolve(), metadata)
+    tests = sorted(name for name in names if name.startswith((f"{top}/", "tests/", "test/")) and is_test(name))
+    return replace(source, tests=tuple(tests))
 
 
 def _count(names: list[str], top: str) -> int:
@@ -189,6 +224,12 @@ def _metadata_text(archive: zipfile.ZipFile, names: list[str]) -> str:
 def _source(top: str, version: str, files: list[str], root: Path, metadata: Message) -> PackageSource:
     source = PackageSource(top, version, tuple(files), root, repository=_repository(metadata))
     return replace(source, commit=_commit(source))
+
+
+def is_test(file: str) -> bool:
+    """Whether a path is that of a file with tests."""
+    *folders, name = file.split("/")
+    return bool(_TEST_FOLDERS.intersection(folders)) and _TEST_FILE.fullmatch(name) is not None
 
 
 def _is_source(file: str, top: str) -> bool:

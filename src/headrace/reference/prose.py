@@ -17,7 +17,7 @@ from typing import Protocol
 
 from headrace.errors import EndpointFailed, UnknownErrorId
 from headrace.reference import named
-from headrace.reference.database import Catalogue, add_prose
+from headrace.reference.database import Catalogue
 from headrace.reference.matching import Catalogue as Asked
 from headrace.reference.records import Page, Prose, Site
 from headrace.reference.sentences import condition_sentence
@@ -127,6 +127,8 @@ def write(
     `ids` are the only pages to write about; at most `limit` of them. What is written is kept, whatever stops it.
     Raises: EndpointFailed, UnknownErrorId, NotWritable.
     """
+    from headrace.reference.storing import add_prose  # late: most who load this only read
+
     with Catalogue.open(path) as catalogue:
         todo = list(_todo(catalogue, writer.model, ids, limit))
     done = Written()

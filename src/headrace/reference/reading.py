@@ -16,7 +16,10 @@ Progress = Callable[[str, int, int], None]
 """Called with a label, the number of files that are done, and that of all."""
 T = TypeVar("T")
 
-_FILES_PER_TASK = 24
+_MOST_PER_TASK, _FEWEST_PER_TASK = 128, 8
+"""Files: a task opens the wheel and collects garbage, which takes as long as reading eight of them."""
+_ROUNDS = 3
+"""A task is at most this part of what is left for one process, so that all of them end at about the same time."""
 _WORTH_PROCESSES = 150
 """With fewer files to read, starting processes takes longer than reading."""
 
@@ -29,7 +32,7 @@ def each_file(
     on_progress: Progress | None = None,
 ) -> Iterator[T]:
     """What `read` makes of each file, in the order of the files; it is a function that other processes can import."""
-    tasks = [files[start : start + _FILES_PER_TASK] for start in range(0, len(files), _FILES_PER_TASK)]
+    tasks = list(_tasks(files, _workers()))
     done = 0
     parts = _in_processes(read, source, tasks) if len(files) >= _WORTH_PROCESSES else _here(read, source, tasks)
     for part, task in zip(parts, tasks, strict=True):
@@ -37,6 +40,20 @@ def each_file(
         done += len(task)
         if on_progress is not None:
             on_progress(label, done, len(files))
+
+
+def _tasks(files: Sequence[str], workers: int) -> Iterator[Sequence[str]]:
+    """The files in their order, in pieces that get smaller towards the end."""
+    start = 0
+    while start < len(files):
+        share = (len(files) - start) // (_ROUNDS * workers)
+        end = start + min(_MOST_PER_TASK, max(_FEWEST_PER_TASK, share))
+        yield files[start:end]
+        start = end
+
+
+def _workers() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _here(
@@ -50,8 +67,7 @@ def _in_processes(
 ) -> Iterator[list[T]]:
     # Spawned and not forked: a progress bar has a thread, and a fork would copy its locks as they are.
     context = multiprocessing.get_context("spawn")
-    workers = len(os.sched_getaffinity(0))
-    pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
+    pool = concurrent.futures.ProcessPoolExecutor(_workers(), mp_context=context, initializer=_begin)
     try:
         yield from pool.map(read, [source] * len(tasks), tasks)
     finally:

@@ -100,6 +100,25 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Expectation:
+    """A test of the package itself that is content only if an error is raised."""
+
+    file: str
+    """Relative to the folder that holds the package: `../tests/test_offload.py`."""
+    line: int
+    """The first of what is expected to fail."""
+    end_line: int
+    test: str
+    """`TestOffload.test_group_size`."""
+    classes: tuple[str, ...]
+    """One of these is expected, or a class below one."""
+    pattern: str
+    """Regular expression that is searched for in the message."""
+    call: str
+    """The lines that are expected to fail; of a parametrised test with the values of the case."""
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """All sites of one canonical template: what has an id."""
 

@@ -57,7 +57,9 @@ def fixes(condition: Condition, values: Mapping[str, Any]) -> list[Fix]:
         tree = parsed(atom.code)
         if tree is None or (distance and any(fix.verified for fix in found)):
             continue
-        for strategy, changes in islice(_falsify(tree, values), _MOST_FIXES):
+        constants = _made_of_constants(atom)
+        ways = (way for way in _falsify(tree, values) if constants.isdisjoint(change.expr for change in way[1]))
+        for strategy, changes in islice(ways, _MOST_FIXES):
             fix = _checked(Fix(tuple(changes), strategy, atom), values)
             if fix and fix not in found:
                 found.append(fix)
@@ -76,6 +78,14 @@ def settable_names(code: str) -> list[str]:
         else:
             rest += ast.iter_child_nodes(node)
     return found
+
+
+def _made_of_constants(atom: Atom) -> set[str]:
+    """The local names of a test that stand for what the source says and nobody gives."""
+    if atom.substituted is None:
+        return set()
+    written, inputs = set(settable_names(atom.code)), set(settable_names(atom.substituted))
+    return written - inputs if inputs <= written else set()
 
 
 def _checked(fix: Fix, values: Mapping[str, Any]) -> Fix | None:
@@ -112,11 +122,11 @@ def _falsify(node: ast.expr, values: Mapping[str, Any]) -> Iterator[_Way]:
             # `a < b < c` is false if one of its parts is.
             for part in _links(node):
                 yield from _falsify(part, values)
-        case ast.Call(func=ast.Name(id="isinstance"), args=[subject, kind]):
-            yield "type", [Change(ast.unparse(subject), f"anything but {_kinds(kind)}")]
+        case ast.Call(func=ast.Name(id="isinstance"), args=[subject, kind]) if _changeable(subject):
+            yield "type", [Change(_name(subject), f"anything but {_kinds(kind)}")]
         case ast.BinOp(op=ast.Mod(), left=left, right=right):
             yield from _divisible(left, right, values)
-        case ast.Name() | ast.Attribute() | ast.Subscript():
+        case ast.Name() | ast.Attribute() | ast.Subscript() if _settable(node):
             yield "unset", [_switch(node, values, wanted=False)]
         case _:
             return
@@ -141,9 +151,9 @@ def _satisfy(node: ast.expr, values: Mapping[str, Any]) -> Iterator[_Way]:
             yield from _together(
                 [p for p in _links(node) if truth(ast.unparse(p), values) is not True], values, _satisfy
             )
-        case ast.Call(func=ast.Name(id="isinstance"), args=[subject, kind]):
-            yield "type", [Change(ast.unparse(subject), _kinds(kind))]
-        case ast.Name() | ast.Attribute() | ast.Subscript():
+        case ast.Call(func=ast.Name(id="isinstance"), args=[subject, kind]) if _changeable(subject):
+            yield "type", [Change(_name(subject), _kinds(kind))]
+        case ast.Name() | ast.Attribute() | ast.Subscript() if _settable(node):
             yield "set", [_switch(node, values, wanted=True)]
         case _:
             return
@@ -182,20 +192,37 @@ _OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 
 _LIBRARIES = {"torch", "np", "numpy", "os", "sys", "math", "self", "cls"}
+_ENVIRONMENTS = {"env", "envs"}
+"""Modules whose constants are what people set in the environment."""
 
 
 def _settable(node: ast.expr) -> bool:
     """Whether somebody could give this another value: not a constant, a class's member, or what is computed."""
     if isinstance(node, ast.Name):
-        return not node.id[:1].isupper() and node.id not in _LIBRARIES
+        return not node.id.strip("_")[:1].isupper() and node.id not in _LIBRARIES
     if not isinstance(node, ast.Attribute | ast.Subscript):
         return False
     root: ast.expr = node
     while isinstance(root, ast.Attribute | ast.Subscript):
         root = root.value
-    constant = isinstance(node, ast.Attribute) and node.attr.isupper()
+    environment = isinstance(root, ast.Name) and root.id in _ENVIRONMENTS
+    constant = isinstance(node, ast.Attribute) and node.attr.isupper() and not environment
     library = isinstance(root, ast.Name) and (root.id in _LIBRARIES - {"self", "cls"} or root.id[:1].isupper())
     return isinstance(root, ast.Name) and not constant and not library
+
+
+def _changeable(node: ast.expr) -> bool:
+    """Whether somebody could give something in it another value; never of what only the source says."""
+    if isinstance(node, ast.NamedExpr):
+        return _changeable(node.value)
+    if isinstance(node, ast.Name | ast.Attribute):
+        return _settable(node)
+    return not isinstance(node, ast.Constant | ast.JoinedStr) and bool(settable_names(ast.unparse(node)))
+
+
+def _name(node: ast.expr) -> str:
+    """How a change names what has to become something else."""
+    return normal(ast.unparse(node.value if isinstance(node, ast.NamedExpr) else node))
 
 
 def _known(node: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -304,8 +331,12 @@ def _is_int(each: Any) -> bool:
 
 def _member(left: ast.expr, right: ast.expr, values: Mapping[str, Any]) -> Iterator[_Way]:
     """`left not in right` has to become false: the allowed value that looks most like the one given."""
+    if not _changeable(left):
+        if _settable(right):
+            yield "member", [Change(_name(right), f"contain {ast.unparse(left)}")]
+        return
     allowed = _known(right, values)
-    name = normal(ast.unparse(left))
+    name = _name(left)
     if isinstance(allowed, str) or not isinstance(allowed, Iterable):
         yield "member", [Change(name, f"one of {ast.unparse(right)}")]
         return
@@ -327,25 +358,27 @@ def _closest(given: Any, items: Sequence[Any]) -> Iterator[Any]:
 
 
 def _no_member(left: ast.expr, right: ast.expr, values: Mapping[str, Any]) -> Iterator[_Way]:
-    yield "member", [Change(normal(ast.unparse(left)), f"none of {ast.unparse(right)}")]
+    if _changeable(left):
+        yield "member", [Change(_name(left), f"none of {ast.unparse(right)}")]
+    elif _settable(right):
+        yield "member", [Change(_name(right), f"contain no {ast.unparse(left)}")]
 
 
 def _given(left: ast.expr, right: ast.expr, values: Mapping[str, Any]) -> Iterator[_Way]:
     """`left is right` has to become false."""
+    if not _changeable(left):
+        return
     if isinstance(right, ast.Constant) and isinstance(right.value, bool):
-        yield "set", [Change(normal(ast.unparse(left)), str(not right.value), not right.value, has_value=True)]
+        yield "set", [Change(_name(left), str(not right.value), not right.value, has_value=True)]
     else:
-        yield (
-            "set",
-            [Change(normal(ast.unparse(left)), "given" if _is_none(right) else f"other than {ast.unparse(right)}")],
-        )
+        yield "set", [Change(_name(left), "given" if _is_none(right) else f"other than {ast.unparse(right)}")]
 
 
 def _absent(left: ast.expr, right: ast.expr, values: Mapping[str, Any]) -> Iterator[_Way]:
     """`left is not right` has to become false."""
-    if isinstance(right, ast.Constant):
+    if isinstance(right, ast.Constant) and _changeable(left):
         words = "left out" if right.value is None else str(right.value)
-        yield "unset", [Change(normal(ast.unparse(left)), words, right.value, has_value=True)]
+        yield "unset", [Change(_name(left), words, right.value, has_value=True)]
 
 
 def _is_none(node: ast.expr) -> bool:
