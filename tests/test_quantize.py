@@ -373,6 +373,17 @@ def test_the_command_calibrates_unless_it_is_told_not_to(root: Path, tmp_path: P
     assert torch.equal(calibrated["lm_head.weight"], plain["lm_head.weight"])
 
 
+@pytest.mark.parametrize(("asked", "says"), [([], "on a text of its own"), (["--no-calibrate"], "loses more than with")])
+def test_the_command_says_whether_it_calibrated(
+    asked: list[str], says: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli.app import main
+
+    source = str(tiny_models.shared(root, "llama"))
+    assert main(["quantize", source, str(tmp_path / "new"), "--bits", "4", "--no-damage", *asked]) == 0
+    assert says in " ".join(capsys.readouterr().out.split())
+
+
 # --- what it costs --------------------------------------------------------------------------------------------------
 
 
@@ -442,6 +453,7 @@ def test_the_command_prints_sizes_and_damage(root: Path, tmp_path: Path, capsys:
     assert main(["quantize", str(source), str(target), "--bits", "4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["damage"]["perplexity_after"] > 0
+    assert document["written"]["calibrated"] is True
     assert document["written"]["bytes_after"] < 0.4 * document["written"]["bytes_before"]
     assert main(["quantize", str(source), str(target), "--bits", "4"]) == 2
     assert "is not empty" in capsys.readouterr().err
