@@ -1,7 +1,7 @@
 """Which modules of a model are stored in how many bits. Knows modules and their sizes, no weight.
 
 - Matrices of the layers get what was asked for; with 4 bits, one whose rows are no multiple of 64 gets 8, and so do
-  value projections: a few hundredths of the bytes, and of what 4 bits cost about a quarter (docs/log.md).
+  value projections: a few hundredths of the bytes, and of what 4 bits cost an eighth (docs/log.md).
 - The embedding table and the head get 8 bits, whatever was asked for: every token goes through them, and they are read
   in 8 bits no slower than a few layers (docs/log.md).
 - Norms, biases, routers, towers beside the main stack and what torch has no kernel for (stacked experts, transposed
