@@ -51,7 +51,10 @@ def main() -> None:
             start = time.perf_counter()
             written = job.quantize(str(original), target, quiet, **asked)
             row = {"way": name, "seconds": round(time.perf_counter() - start, 1)}
-            row |= {"bytes": written.bytes_after, "part_of_before": round(written.bytes_after / written.bytes_before, 4)}
+            row |= {
+                "bytes": written.bytes_after,
+                "part_of_before": round(written.bytes_after / written.bytes_before, 4),
+            }
             for kind, text in texts.items():
                 lost = damage.compare(before[kind], score(target, text, before[kind]))
                 row |= {

@@ -373,7 +373,9 @@ def test_the_command_calibrates_unless_it_is_told_not_to(root: Path, tmp_path: P
     assert torch.equal(calibrated["lm_head.weight"], plain["lm_head.weight"])
 
 
-@pytest.mark.parametrize(("asked", "says"), [([], "on a text of its own"), (["--no-calibrate"], "loses more than with")])
+@pytest.mark.parametrize(
+    ("asked", "says"), [([], "on a text of its own"), (["--no-calibrate"], "what was rounded to 4 bits loses more")]
+)
 def test_the_command_says_whether_it_calibrated(
     asked: list[str], says: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -115,9 +115,7 @@ def _compensated(wide: torch.Tensor, rounded: Rounded, moments: torch.Tensor) ->
     return Rounded(chosen, rounded.scale, rounded.zero)
 
 
-def _chosen_anew(
-    numbers: torch.Tensor, step: torch.Tensor, slope: torch.Tensor, moments: torch.Tensor
-) -> torch.Tensor:
+def _chosen_anew(numbers: torch.Tensor, step: torch.Tensor, slope: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
     """Change `numbers` of a panel (blocks, columns, rows) in place, column by column; what that adds to the matrix.
 
     `slope` is half the derivative of the error by each of the matrix's numbers.

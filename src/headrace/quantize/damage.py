@@ -110,8 +110,9 @@ def score(
     tokens: int,
     text: str | None = None,
 ) -> Scored:
-    """What a model says of the text (that of the package by default); `log_probabilities` are of the tokens that were the `original`'s likeliest.
+    """What a model says of a text, by default that of the package.
 
+    `log_probabilities` are of the tokens that were the `original`'s likeliest.
     `likeliest` are always its own.
     """
     budget = None if memory is None else parse_size(memory, "--memory")
