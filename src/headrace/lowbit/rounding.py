@@ -21,7 +21,7 @@ SHRINKS_4 = (1.0, 0.93, 0.86, 0.79, 0.72)
 LEAST_WEIGHT = 0.01
 """Of an input, in units of the mean."""
 MOMENT_COLUMNS = 64
-"""Columns whose errors make good for each other, at most: memory grows with it, 4 bytes of it for each column."""
+"""Columns whose errors make good for each other, at most. The moments of each column take 4 bytes times this."""
 SWEEPS = 3
 """Times that each number of such columns is chosen anew."""
 _PANEL = 8
