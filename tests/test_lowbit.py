@@ -118,11 +118,54 @@ def test_numbers_on_a_lattice_come_back() -> None:
     assert torch.equal(stands_for(rounded, 64), matrix)
 
 
+def test_what_matters_more_is_rounded_better() -> None:
+    matrix, importance = random(64, 128), torch.ones(128)
+    importance[:8] = 1000
+    moments = torch.diag_embed(importance.view(2, 64))
+    plain, weighted = (
+        ((stands_for(rounding.to_4_bits(matrix, 64, torch.float32, some), 64) - matrix).square() * importance).sum()
+        for some in (None, moments)
+    )
+    assert weighted < 0.6 * plain
+
+
+@pytest.mark.parametrize("columns", [128, 96])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_errors_make_good_for_each_other(group_size: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a product with inputs that are alike: no row gets worse, and all together much better."""
+    if columns % group_size:
+        group_size = 32
+    matrix = random(64, columns)
+    inputs = random(300, columns, seed=1) @ (torch.eye(columns) + random(columns, columns, seed=2) * 5)
+    shape = rounding.moment_blocks(columns)
+    by_block = inputs.view(300, *shape[:2]).transpose(0, 1)
+    moments = by_block.transpose(1, 2) @ by_block / 300
+
+    def errors() -> torch.Tensor:
+        rounded = rounding.to_4_bits(matrix, group_size, torch.bfloat16, moments)
+        wrong = (stands_for(rounded, group_size) - matrix).view(64, *shape[:2])
+        return torch.einsum("rbi,bij,rbj->r", wrong, rounding._damped(moments), wrong)
+
+    better = errors()
+    monkeypatch.setattr(rounding, "SWEEPS", 0)
+    alone = errors()
+    assert (better <= alone * (1 + 1e-5)).all()
+    assert better.sum() < 0.9 * alone.sum()
+
+
+def test_inputs_that_were_never_seen_change_nothing() -> None:
+    matrix, silent = random(64, 128), torch.zeros(rounding.moment_blocks(128))
+    seen, unseen = (rounding.to_4_bits(matrix, 64, torch.bfloat16, some) for some in (silent, None))
+    assert torch.equal(seen.numbers, unseen.numbers)
+    assert torch.equal(seen.scale, unseen.scale)
+
+
 @pytest.mark.parametrize("value", [0.0, 0.25, -3.0])
 def test_a_matrix_of_one_value_stays_finite(value: float) -> None:
     matrix = torch.full((64, 64), value)
     assert torch.allclose(stands_for(rounding.to_8_bits(matrix, torch.float32)), matrix, rtol=1e-6)
-    assert torch.equal(stands_for(rounding.to_4_bits(matrix, 32, torch.float32), 32), matrix)
+    for moments in (None, torch.eye(64)[None]):
+        assert torch.equal(stands_for(rounding.to_4_bits(matrix, 32, torch.float32, moments), 32), matrix)
 
 
 # --- products -------------------------------------------------------------------------------------------------------

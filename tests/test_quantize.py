@@ -312,34 +312,51 @@ def test_files_beside_the_weights_come_along(root: Path) -> None:
 # --- where rounding hurts least -------------------------------------------------------------------------------------
 
 
-def test_importance_is_the_mean_square_of_what_the_matrix_is_given(root: Path) -> None:
+def test_moments_are_the_mean_products_of_what_the_matrix_is_given(root: Path) -> None:
     """Streamed and resident say the same, and it is what a plain model sees."""
+    from headrace.model import load_tokenizer
     from headrace.quantize import calibration
 
     source = tiny_models.shared(root, "llama")
-    names = [f"model.layers.{layer}.mlp.down_proj" for layer in range(LAYERS)]
-    found = calibration.importances(source, names, quiet)
+    columns = {f"model.layers.{layer}.mlp.down_proj": 384 for layer in range(LAYERS)}
+    found = calibration.second_moments(source, columns, quiet)
     with Engine.open(source, weights_share=0.5) as engine:
+        assert engine.report().offloaded_bytes > 0
         budget = f"{engine.report().requested_bytes}B"
-    streamed = calibration.importances(source, names, quiet, memory=budget)
-    assert found.keys() == streamed.keys() == set(names)
-    assert all(torch.equal(found[name], streamed[name]) for name in names)
-    assert all(total.shape == (384,) and (total > 0).all() for total in found.values())
+    streamed = calibration.second_moments(source, columns, quiet, memory=budget)
+    assert found.keys() == streamed.keys() == columns.keys()
+    assert all(torch.equal(found[name], streamed[name]) for name in columns)
+
+    loaded, given = tiny_models.plain(source), []
+    name = f"model.layers.{LAYERS - 1}.mlp.down_proj"
+    loaded.get_submodule(name).register_forward_pre_hook(lambda module, inputs: given.append(inputs[0][0]))
+    tokens = torch.tensor(load_tokenizer(source)(calibration.text())["input_ids"][: calibration.MOST_TOKENS])
+    with torch.inference_mode():
+        for window in tokens.split(calibration.WINDOW):
+            loaded(window[None])
+    block = torch.cat(given)[:, 64:128].double()
+    expected = block.t() @ block / len(tokens)
+    assert found[name].shape == (6, 64, 64)
+    torch.testing.assert_close(found[name][1].double(), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
-def test_what_matters_more_is_rounded_better() -> None:
-    matrix = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
-    importance = torch.ones(128)
-    importance[:8] = 1000
-    plain, weighted = (rounding.to_4_bits(matrix, 64, torch.float32, some) for some in (None, importance))
+def test_calibration_reads_nothing_of_what_damage_is_measured_with() -> None:
+    """No sentence of one text is in the other."""
+    from headrace.quantize import calibration, damage
 
-    def error(rounded: rounding.Rounded) -> torch.Tensor:
-        assert rounded.zero is not None
-        q = rounded.numbers.float().view(64, 2, 64) - 8
-        made = (q * rounded.scale[..., None] + rounded.zero[..., None]).view(64, 128)
-        return ((made - matrix).square() * importance).sum()
+    def sentences(text: str) -> set[str]:
+        parts = (" ".join(part.split()) for part in text.replace("\n", ".").split("."))
+        return {part for part in parts if len(part) > 20}
 
-    assert error(weighted) < 0.6 * error(plain)
+    assert min(len(sentences(text)) for text in (calibration.text(), damage.shipped_text())) > 80
+    assert not sentences(calibration.text()) & sentences(damage.shipped_text())
+
+
+def test_value_projections_have_8_bits(root: Path) -> None:
+    tensors = stored(quantized(root, "llama", 4))
+    kinds = {name.split(".")[-2]: tensor.dtype for name, tensor in tensors.items() if "proj.weight" in name}
+    assert {kind for kind, dtype in kinds.items() if dtype == torch.int8} == {"v_proj"}
+    assert len(kinds) == 7
 
 
 def test_the_command_calibrates_unless_it_is_told_not_to(root: Path, tmp_path: Path) -> None:
@@ -350,6 +367,19 @@ def test_the_command_calibrates_unless_it_is_told_not_to(root: Path, tmp_path: P
     name = "model.layers.1.mlp.down_proj.weight"
     assert not torch.equal(calibrated[name], plain[name])
     assert torch.equal(calibrated["lm_head.weight"], plain["lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"), [([], "on a text of its own"), (["--no-calibrate"], "what was rounded to 4 bits loses more")]
+)
+def test_the_command_says_whether_it_calibrated(
+    asked: list[str], says: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli.app import main
+
+    source = str(tiny_models.shared(root, "llama"))
+    assert main(["quantize", source, str(tmp_path / "new"), "--bits", "4", "--no-damage", *asked]) == 0
+    assert says in " ".join(capsys.readouterr().out.split())
 
 
 # --- what it costs --------------------------------------------------------------------------------------------------
@@ -382,7 +412,7 @@ def damage_first_token(directory: Path) -> int:
     from headrace.model import load_tokenizer
     from headrace.quantize import damage
 
-    return int(load_tokenizer(directory)(damage.text())["input_ids"][0])
+    return int(load_tokenizer(directory)(damage.shipped_text())["input_ids"][0])
 
 
 def test_damage_can_be_measured_within_a_budget(root: Path) -> None:
@@ -411,7 +441,7 @@ def test_the_text_is_long_and_names_its_source() -> None:
     raw = (importlib.resources.files("headrace.quantize") / "data" / "text.txt").read_text()
     assert 20_000 <= len(raw) <= 60_000
     assert "Public domain" in raw.splitlines()[0]
-    assert "Public domain" not in damage.text()
+    assert "Public domain" not in damage.shipped_text()
 
 
 def test_the_command_prints_sizes_and_damage(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -421,6 +451,7 @@ def test_the_command_prints_sizes_and_damage(root: Path, tmp_path: Path, capsys:
     assert main(["quantize", str(source), str(target), "--bits", "4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["damage"]["perplexity_after"] > 0
+    assert document["written"]["calibrated"] is True
     assert document["written"]["bytes_after"] < 0.4 * document["written"]["bytes_before"]
     assert main(["quantize", str(source), str(target), "--bits", "4"]) == 2
     assert "is not empty" in capsys.readouterr().err

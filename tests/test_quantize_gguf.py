@@ -131,12 +131,20 @@ def test_a_mixture_keeps_its_mixture_and_bits_that_are_asked_for_win(tmp_path: P
     for name, asked, expected in (
         ("kept", {}, {"down_proj": torch.int8, "v_proj": torch.int8, "up_proj": torch.uint8}),
         ("eight", {"bits": 8}, {"down_proj": torch.int8, "v_proj": torch.int8, "up_proj": torch.int8}),
-        ("four", {"bits": 4, "group_size": 64}, dict.fromkeys(("down_proj", "v_proj", "up_proj"), torch.uint8)),
+        ("four", {"bits": 4}, {"down_proj": torch.uint8, "v_proj": torch.int8, "up_proj": torch.uint8}),
     ):
         job.quantize(str(file), tmp_path / name, quiet, **asked)
         made = load_file(tmp_path / name / "model.safetensors")
         for part, dtype in expected.items():
             assert {tensor.dtype for key, tensor in made.items() if key.endswith(f"{part}.weight")} == {dtype}
+
+
+def test_value_projections_that_have_4_bits_in_the_file_keep_them(tmp_path: Path) -> None:
+    file = write(tmp_path / "tiny.gguf", {}, "Q4_0")
+    for name, asked in (("kept", {}), ("asked", {"bits": 4})):
+        job.quantize(str(file), tmp_path / name, quiet, **asked)
+        made = load_file(tmp_path / name / "model.safetensors")
+        assert made["model.layers.0.self_attn.v_proj.weight"].dtype == torch.uint8
 
 
 def test_it_runs_and_streams(tmp_path: Path) -> None:

@@ -366,7 +366,8 @@ def quantize(
         bool,
         typer.Option(
             "--calibrate/--no-calibrate",
-            help="With 4 bits: let the original read a text first, and round where it hurts least.",
+            help="With 4 bits: let the original read a text first, and round where it hurts least. A .gguf file and "
+            "what others have quantized are not calibrated.",
         ),
     ] = True,
     damage: Annotated[

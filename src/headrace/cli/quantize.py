@@ -99,6 +99,9 @@ def _sizes(written: Written, peak_bytes: int) -> Iterator[tuple[str, str]]:
     for bits, nbytes in sorted(written.by_bits.items()):
         what = "stay in" if bits > 8 else "now have"
         yield f"{bits} bits", f"{format_bytes(nbytes)} of the original's weights {what} {bits} bits"
+    if 4 in written.by_bits:
+        none = "none: what was rounded to 4 bits loses more than with it"
+        yield "calibration", "on a text of its own" if written.calibrated else none
     yield "peak memory", format_bytes(peak_bytes)
 
 

@@ -1,6 +1,6 @@
 """`headrace quantize`: a checkpoint with fewer bits for each weight, written layer by layer, and what that costs.
 
-`choice` says which matrices get how many bits, `originals` reads what there is (`gguf`, `foreign`: other forms of it),
-`write` writes it, `repack` brings a checkpoint of ours into another processor's order, `damage` measures what was lost,
-on the text of `text`.
+`choice` says which matrices get how many bits, `originals` reads what there is (`gguf`: another form of it),
+`calibration` sees what goes into the matrices, `write` writes them, `repack` brings a checkpoint of ours into another
+processor's order, `damage` measures what was lost. The texts for both are in `data`.
 """

@@ -1,6 +1,7 @@
 """Which modules of a model are stored in how many bits. Knows modules and their sizes, no weight.
 
-- Matrices of the layers get what was asked for; with 4 bits, one whose rows are no multiple of 64 gets 8.
+- Matrices of the layers get what was asked for; with 4 bits, one whose rows are no multiple of 64 gets 8, and so do
+  value projections: a few hundredths of the bytes, and of what 4 bits cost an eighth (docs/log.md).
 - The embedding table and the head get 8 bits, whatever was asked for: every token goes through them, and they are read
   in 8 bits no slower than a few layers (docs/log.md).
 - Norms, biases, routers, towers beside the main stack and what torch has no kernel for (stacked experts, transposed
@@ -21,12 +22,16 @@ from headrace.lowbit.packing import layout_here
 from headrace.sizing.scheme import BLOCK_ROWS, GROUP_SIZES, Scheme, folded
 
 DEFAULT_GROUP_SIZE = 64
+VALUES = ("v_proj",)
+"""Last parts of the names of value projections."""
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 """Last parts of the names of modules that choose experts: small, and a wrong choice costs more than their bytes."""
 
 
-def choose(model: Any, name: str, *, bits: int, group_size: int, bits_of: Callable[[str], int] | None = None) -> Scheme:
-    """The scheme for a model on the meta device. `bits_of`: of a matrix in a layer, if not `bits` for all of them.
+def choose(
+    model: Any, name: str, *, bits: int, group_size: int, bits_of: Callable[[str], int | None] = lambda path: None
+) -> Scheme:
+    """The scheme for a model on the meta device. `bits_of`: of a matrix in a layer, or None where the rules decide.
 
     Raises: InvalidSetting, NothingToQuantize.
     """
@@ -34,8 +39,9 @@ def choose(model: Any, name: str, *, bits: int, group_size: int, bits_of: Callab
     in_layers = {path: module for path, module in modules.items() if _is_in(path, _main_stack(model))}
     chosen: dict[str, int] = {}
     for path, module in in_layers.items():
-        if isinstance(module, nn.Linear) and path.rpartition(".")[2] not in _ROUTERS:
-            wanted = bits if bits_of is None else bits_of(path)
+        last = path.rpartition(".")[2]
+        if isinstance(module, nn.Linear) and last not in _ROUTERS:
+            wanted = bits_of(path) or (8 if last in VALUES else bits)
             chosen[path] = 8 if wanted == 4 and module.out_features % BLOCK_ROWS else wanted
     if not chosen:
         raise NothingToQuantize(model=name, reason="the kernels take plain linear modules, and its layers have none")

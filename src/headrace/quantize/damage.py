@@ -61,7 +61,7 @@ class Damage:
         return self.perplexity_after / self.perplexity_before - 1
 
 
-def text() -> str:
+def shipped_text() -> str:
     """The text that both models read (its file names the source)."""
     file = importlib.resources.files("headrace.quantize") / "data" / "text.txt"
     return "\n".join(line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# "))
@@ -102,17 +102,25 @@ def _perplexity(scored: Scored) -> float:
 
 
 def score(
-    directory: Path, original: Scored | None, on_progress: Progress, *, memory: str | None, tokens: int
+    directory: Path,
+    original: Scored | None,
+    on_progress: Progress,
+    *,
+    memory: str | None,
+    tokens: int,
+    text: str | None = None,
 ) -> Scored:
-    """What a model says of the text; `log_probabilities` are of the tokens that were the `original`'s likeliest.
+    """What a model says of a text, by default that of the package.
 
+    `log_probabilities` are of the tokens that were the `original`'s likeliest.
     `likeliest` are always its own.
     """
     budget = None if memory is None else parse_size(memory, "--memory")
+    read = shipped_text() if text is None else text
     with Engine.open(
         directory, memory=budget, context=(lambda *_: (WINDOW, WINDOW)), on_progress=on_progress
     ) as engine:
-        ids = torch.tensor(engine.tokenizer(text(), verbose=False)["input_ids"][: max(tokens, 2)])
+        ids = torch.tensor(engine.tokenizer(read, verbose=False)["input_ids"][: max(tokens, 2)])
         starts = range(0, len(ids) - 1, WINDOW)
         parts: list[tuple[torch.Tensor, ...]] = []
         for number, start in enumerate(starts):

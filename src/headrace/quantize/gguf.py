@@ -34,7 +34,7 @@ class GgufOriginal(Original):
     """A .gguf file of an architecture that transformers reads. Raises: CorruptGguf, MissingPackage."""
 
     def __init__(self, file: Path, name: str, scratch: Path) -> None:
-        self.name, self.importances = name, {}
+        self.name, self.moments = name, {}
         with quiet():
             self._file = GgufModel(file, read_header(file), scratch)
         self.model, self.dtype = self._file.model, self._file.torch_dtype

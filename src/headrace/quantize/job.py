@@ -10,7 +10,7 @@ from headrace.errors import AlreadyQuantized, InvalidSetting, UnsupportedModel
 from headrace.importing.header import is_gguf
 from headrace.lowbit.modules import candidates
 from headrace.lowbit.packing import layout_here
-from headrace.quantize.calibration import importances
+from headrace.quantize.calibration import second_moments
 from headrace.quantize.choice import DEFAULT_GROUP_SIZE, choose
 from headrace.quantize.gguf import GROUP_SIZE, GgufOriginal
 from headrace.quantize.originals import CheckpointOriginal
@@ -58,8 +58,8 @@ def quantize(
     bits, group_size = bits or DEFAULT_BITS, group_size or DEFAULT_GROUP_SIZE
     scheme = choose(original.model, original.name, bits=bits, group_size=group_size)
     if bits == 4 and calibrate and method is None:
-        modules = [name for name, _ in candidates(original.model) if scheme.bits_of(name) == 4]
-        original.importances = importances(directory, modules, on_progress, memory=memory)
+        columns = {name: each.weight.shape[1] for name, each in candidates(original.model) if scheme.bits_of(name) == 4}
+        original.moments = second_moments(directory, columns, on_progress, memory=memory)
     return write(original, scheme, target, on_progress)
 
 
@@ -91,14 +91,18 @@ def _quantize_gguf(
     original: GgufOriginal, target: Path, on_progress: Progress, bits: int | None, group_size: int | None
 ) -> Written:
     """Groups are those of the file, if nothing else was asked for: then 4-bit numbers stay what they are."""
-    names = [name for name, _ in original.tensors]
-    has_four = any(original.has_four_bits(name) for name in names)
+    has_four = any(original.has_four_bits(name) for name, _ in original.tensors)
+    others = 8 if bits is None else None
+
+    def bits_of(module: str) -> int | None:
+        return 4 if bits != 8 and original.has_four_bits(f"{module}.weight") else others
+
     scheme = choose(
         original.model,
         original.name,
         bits=bits or (4 if has_four else 8),
         group_size=group_size or GROUP_SIZE,
-        bits_of=None if bits else lambda module: 4 if original.has_four_bits(f"{module}.weight") else 8,
+        bits_of=bits_of,
     )
     return write(original, scheme, target, on_progress)
 

@@ -32,7 +32,7 @@ class Original(ABC):
     model: Any
     """On the meta device."""
     dtype: torch.dtype
-    importances: Mapping[str, torch.Tensor]
+    moments: Mapping[str, torch.Tensor]
     """By module, what `calibration` found; empty if it was not asked."""
 
     @property
@@ -54,8 +54,8 @@ class Original(ABC):
             if bits == 8:
                 yield rounding.to_8_bits(piece, self.dtype)
             else:
-                importance = self.importances.get(name.removesuffix(".weight"))
-                yield rounding.to_4_bits(piece, group_size, self.dtype, importance)
+                moments = self.moments.get(name.removesuffix(".weight"))
+                yield rounding.to_4_bits(piece, group_size, self.dtype, moments)
 
 
 def rows_per_piece(columns: int) -> int:
@@ -75,7 +75,7 @@ class CheckpointOriginal(Original):
     """A directory with safetensors. Raises: UserError, CheckpointError, ReadError."""
 
     def __init__(self, directory: Path, name: str, *, trust_remote_code: bool = False) -> None:
-        self.name, self.directory, self.importances = name, directory, {}
+        self.name, self.directory, self.moments = name, directory, {}
         self._checkpoint = store.open_checkpoint(directory)
         self._skeleton = model.build(directory, self._checkpoint, trust_remote_code=trust_remote_code, dequantize=True)
         self.model, self.dtype = self._skeleton.model, self._skeleton.dtype

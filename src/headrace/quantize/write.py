@@ -44,6 +44,8 @@ class Written:
     bytes_after: int
     by_bits: dict[int, int]
     """Bytes before, by the bits that they have now; 16 or 32 for what stayed."""
+    calibrated: bool
+    """Whether what was rounded to 4 bits was rounded for the inputs that it gets."""
 
 
 def check_output(target: Path) -> None:
@@ -67,7 +69,8 @@ def write(original: Original, scheme: Scheme, target: Path, on_progress: Progres
         original.save_metadata(directory, scheme)
         write_shards(directory, shards, _Pieces(original, specs, on_progress))
     after = sum(shard.data_bytes for shard in shards)
-    return Written(target, sum(specs.bytes_by_bits.values()), after, specs.bytes_by_bits)
+    before = sum(specs.bytes_by_bits.values())
+    return Written(target, before, after, specs.bytes_by_bits, calibrated=bool(original.moments))
 
 
 def write_as_is(
