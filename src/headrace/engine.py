@@ -104,6 +104,7 @@ class Engine:
         offload: OffloadConfig | None = None,
         context: int | Context = DEFAULT_CONTEXT,
         weights_share: float | None = None,
+        kept_free_bytes: int = 0,
         batch: int = 1,
         loads: Loads | None = None,
         device: str | torch.device | Device | None = None,
@@ -120,8 +121,9 @@ class Engine:
 
         `context` is the number of tokens that the KV cache is planned for, for each of `batch` sequences; with `loads`
         the planner chooses among several batches (`plan.batch` tells which). `weights_share` instead of `memory` sets
-        the budget so that this share of the weights, ring included, would fit beside everything else. `on_plan` sees
-        the plan before any weight is read.
+        the budget so that this share of the weights, ring included, would fit beside everything else.
+        `kept_free_bytes` of the budget are for what the caller will take. `on_plan` sees the plan before any weight is
+        read.
 
         With a `device` (`cuda:0`) `memory` is of the device, and weights that do not fit there wait in up to
         `host_memory` (90 % of what is free), page-locked unless `pin_memory` is False, and beyond that on disk.
@@ -163,7 +165,7 @@ class Engine:
                 context_tokens=choices[0].context_tokens,
                 prefill_tokens=choices[0].prefill_tokens,
                 batch=choices[0].batch,
-                margin_bytes=MARGIN_BYTES,
+                margin_bytes=MARGIN_BYTES + kept_free_bytes,
                 has_accelerator=target is not None,
                 host_bytes=host_bytes if host_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
                 host_baseline_bytes=baseline_bytes,
