@@ -27,8 +27,8 @@ T = TypeVar("T")
 log = logging.getLogger("headrace.server")
 
 KEPT_FREE_BYTES = 64 * 2**20
-"""Of the budget, beside what the plan counts: sixteen requests in flight on several threads, and prompts cut in pieces of
-ever other sizes, were 58 MiB over a budget of 3 GiB once (docs/log.md)."""
+"""Of the budget, beside what the plan counts: sixteen requests in flight on several threads, and prompts cut in pieces
+of ever other sizes, were 58 MiB over a budget of 3 GiB once (docs/log.md)."""
 MAX_TOKEN_CHARACTERS = 64
 """A prompt with more characters per token of context than this is refused before it is cut into tokens."""
 
