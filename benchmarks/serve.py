@@ -131,7 +131,9 @@ def main() -> None:
     document["inter_token_p99_ratio"] = document["inter_token_p99_s"] / document["inter_token_median_s"]
     if not arguments.no_cap:
         cap_bytes = parse_size(arguments.memory)
-        wanted = Wanted(memory_bytes=cap_bytes, weight_bytes=0, tokens=arguments.tokens, threads=0, timeout_s=3600)
+        wanted = Wanted(
+            memory_bytes=cap_bytes, weight_bytes=0, tokens=arguments.tokens, threads=0, timeout_s=3600, scratch=Path()
+        )
         run = run_one(sys.executable, "headrace", Path(arguments.checkpoint), wanted)
         document["run_pass_bound_s"] = run["bound"]["seconds"]
         document["run_seconds_per_token"] = statistics.median(run["seconds_per_token"])

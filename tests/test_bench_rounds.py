@@ -36,7 +36,14 @@ def files(root: Path, case: Case = TINY) -> Files:
 
 
 def wanted(**changes: Any) -> rounds.Wanted:
-    usual = {"memory_bytes": None, "weight_bytes": 2**20, "tokens": 3, "threads": 1, "timeout_s": 300.0}
+    usual = {
+        "memory_bytes": None,
+        "weight_bytes": 2**20,
+        "tokens": 3,
+        "threads": 1,
+        "timeout_s": 300.0,
+        "scratch": Path("no"),
+    }
     return rounds.Wanted(**(usual | changes))
 
 

@@ -35,6 +35,8 @@ class Wanted:
     """After the first one."""
     threads: int
     timeout_s: float
+    scratch: Path
+    """Where one that needs other files than the model's may keep them."""
 
 
 def measure(
@@ -63,6 +65,7 @@ def run_one(python: str, name: str, model: Path, wanted: Wanted) -> dict[str, An
         "weight_bytes": wanted.weight_bytes,
         "tokens": wanted.tokens,
         "threads": wanted.threads,
+        "scratch": str(wanted.scratch),
     }
     command = [python, "-P", str(_WORKER), name, str(model), json.dumps(asked)]
     cold = drop_page_cache()

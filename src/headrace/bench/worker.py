@@ -2,7 +2,8 @@
 
 Run as a file, by whatever Python has the candidate installed: nothing of Headrace but what is measured is imported.
 
-    python -P worker.py CANDIDATE MODEL '{"memory_bytes": ..., "weight_bytes": ..., "tokens": ..., "threads": ...}'
+    python -P worker.py CANDIDATE MODEL '{"memory_bytes": ..., "weight_bytes": ..., "tokens": ..., "threads": ...,
+        "scratch": ...}'
 """
 
 from __future__ import annotations
@@ -159,11 +160,13 @@ def accelerate_disk(path: str, wanted: Wanted) -> Figures:
 
 
 def airllm(path: str, wanted: Wanted) -> Figures:
-    """It splits the checkpoint into a file per layer beside it, which is not timed twice: the split is kept."""
+    """It splits the checkpoint into a file per layer; the split is kept, so only the first run's first token has it."""
     from airllm import AutoModel
 
+    os.makedirs(wanted["scratch"], exist_ok=True)
     before = disk_bytes()["write_bytes"]
-    return timed(greedy(AutoModel.from_pretrained(path, device="cpu")), wanted["tokens"], before)
+    model = AutoModel.from_pretrained(path, device="cpu", layer_shards_saving_path=wanted["scratch"])
+    return timed(greedy(model), wanted["tokens"], before)
 
 
 def llama_cpp(path: str, wanted: Wanted, *, repack: bool = True) -> Figures:

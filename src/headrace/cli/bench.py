@@ -126,6 +126,7 @@ def _measure(options: BenchOptions, console: Console) -> dict[str, Any]:
         tokens=options.tokens,
         threads=machine.cores(),
         timeout_s=options.timeout,
+        scratch=root / "split",
     )
 
     def on_run(number: int, name: str, figures: Mapping[str, Any]) -> None:

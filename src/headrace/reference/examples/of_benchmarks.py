@@ -43,7 +43,9 @@ group.ROOT = Path("no/control/groups")
 
 
 def run(cap):
-    wanted = rounds.Wanted(memory_bytes=cap, weight_bytes=0, tokens=1, threads=1, timeout_s=60)
+    wanted = rounds.Wanted(
+        memory_bytes=cap, weight_bytes=0, tokens=1, threads=1, timeout_s=60, scratch=Path("split")
+    )
     rounds.run_one(sys.executable, "reader", Path("models/tiny"), wanted)
 """,
         before="run(2**30)",
