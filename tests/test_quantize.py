@@ -354,7 +354,7 @@ def test_calibration_reads_nothing_of_what_damage_is_measured_with() -> None:
 
 def test_value_projections_have_8_bits(root: Path) -> None:
     tensors = stored(quantized(root, "llama", 4))
-    kinds = {name.split(".")[-2]: tensor.dtype for name, tensor in tensors.items() if "proj.weight" in name}
+    kinds = {name.split(".")[-2]: tensor.dtype for name, tensor in tensors.items() if name.endswith("proj.weight")}
     assert {kind for kind, dtype in kinds.items() if dtype == torch.int8} == {"v_proj"}
     assert len(kinds) == 7
 
