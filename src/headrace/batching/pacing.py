@@ -13,15 +13,16 @@ NAME = "headrace"
 
 
 class Pace:
-    """Doubles and halves the share of prompts so that a pass with prompts takes little longer than one without.
+    """Raises and halves the share of prompts so that a pass with prompts takes little longer than one without.
 
-    What was too much once is remembered, and tried again only in small steps: with doubling alone every other prompt
-    would make the answers stutter.
+    It is raised in steps that cannot make answers stutter much: what takes 1.2 times as long as a pass without prompts
+    takes at most 1.5 times as long with a quarter more. What was too much once is remembered, and tried again later.
     """
 
     SLOWER = 1.2
     """A mixed pass may take so many times the pass without prompts."""
-    LEAST_TOKENS, FIRST_TOKENS = 16, 32
+    LEAST_TOKENS = 16
+    GROWTH = 1.25
     WEIGHT = 0.2
     """Of the newest pass in the average of those without prompts."""
     BELOW, FORGIVEN = 0.75, 1.02
@@ -29,7 +30,7 @@ class Pace:
 
     def __init__(self, most_tokens: int) -> None:
         self.most_tokens = most_tokens
-        self.tokens = min(self.FIRST_TOKENS, most_tokens)
+        self.tokens = min(self.LEAST_TOKENS, most_tokens)
         self._too_many: float | None = None
         self._plain_s: float | None = None
 
@@ -49,10 +50,11 @@ class Pace:
 
     def _next(self) -> int:
         """After a pass that went well with all that it was allowed."""
+        more = int(self.GROWTH * self.tokens)
         if self._too_many is None:
-            return self.tokens * 2
+            return more
         self._too_many *= self.FORGIVEN
-        return min(self.tokens * 2, int(self.BELOW * self._too_many))
+        return min(more, int(self.BELOW * self._too_many))
 
 
 class PacedScheduler(FIFOScheduler):
