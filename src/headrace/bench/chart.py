@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from headrace.bench.summary import Summary
 from headrace.errors import InvalidSetting, MissingPackage
 
 
-def require() -> None:
+def require(purpose: str = "Drawing a chart") -> None:
     """Before anything is measured. Raises: MissingPackage without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
-        raise MissingPackage(package="matplotlib", purpose="Drawing a chart", extra="plot") from error
+        raise MissingPackage(package="matplotlib", purpose=purpose, extra="plot") from error
     matplotlib.use("Agg")
+
+
+def save(figure: Any, file: Path, suggestion: str) -> None:
+    """Write a picture; the suffix of `file` says in which format. Raises: InvalidSetting, which suggests a name."""
+    try:
+        figure.savefig(file, dpi=150)
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(
+            setting="--plot",
+            value=f"{str(file)!r} ({error})",
+            allowed="a file that can be written, whose name ends in .png, .pdf or .svg",
+            suggestion=suggestion,
+        ) from None
 
 
 def draw(found: Summary, title: str, file: Path) -> None:
@@ -40,12 +54,4 @@ def draw(found: Summary, title: str, file: Path) -> None:
     first.set_xlabel("seconds to the first token, cold start")
     first.margins(x=0.2)
     figure.suptitle(title, fontsize="medium")
-    try:
-        figure.savefig(file, dpi=150)
-    except (OSError, ValueError) as error:
-        raise InvalidSetting(
-            setting="--plot",
-            value=f"{str(file)!r} ({error})",
-            allowed="a file that can be written, whose name ends in .png, .pdf or .svg",
-            suggestion="bench.png",
-        ) from None
+    save(figure, file, "bench.png")

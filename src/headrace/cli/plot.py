@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import InvalidSetting, MissingPackage
+from headrace.bench import chart
 from headrace.forecast import Forecast, Step
 
 
@@ -15,26 +15,14 @@ def draw(made: Forecast, curve: Sequence[Step], file: Path) -> None:
 
     Raises: MissingPackage without matplotlib, InvalidSetting for a file that cannot be written.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingPackage(package="matplotlib", purpose="Drawing a plan", extra="plot") from error
-    matplotlib.use("Agg")
+    chart.require("Drawing a plan")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     speed, tiers = figure.subplots(1, 2, width_ratios=(2, 1))
     _draw_speed(speed, made, curve)
     _draw_tiers(tiers, made)
-    try:
-        figure.savefig(file, dpi=150)
-    except (OSError, ValueError) as error:
-        raise InvalidSetting(
-            setting="--plot",
-            value=f"{str(file)!r} ({error})",
-            allowed="a file that can be written, whose name ends in .png, .pdf or .svg",
-            suggestion="plan.png",
-        ) from None
+    chart.save(figure, file, "plan.png")
 
 
 def _draw_speed(axes: Any, made: Forecast, curve: Sequence[Step]) -> None:
