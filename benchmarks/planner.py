@@ -66,16 +66,14 @@ def write(directory: Path, shape: str) -> None:
     import torch
     import transformers
 
-    from headrace import sources
+    from headrace.bench import checkpoints
 
     dtype, kind, fields = SHAPES[shape]
     config = getattr(transformers, kind)(**COMMON, **fields, bos_token_id=0, eos_token_id=0)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.save_pretrained(directory)
-    small = sources.resolve(sources.demo_gguf())
-    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(small / file, directory / file)
+    checkpoints.copy_tokenizer(directory)
     os.sync()  # or the disk is busy with it while it is measured
 
 

@@ -6,6 +6,7 @@ Also what the tests of offload() share, and those of the reference; torch is loa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +32,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
         tiny_reference.built(folder)
         with Library() as library:
             yield library
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where small checkpoints lie that tests share."""
+    return tmp_path_factory.getbasetemp()
 
 
 @pytest.fixture

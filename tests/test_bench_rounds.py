@@ -26,8 +26,8 @@ LLAMA = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
 }
-TINY = Case(name="tiny", about="for tests", kind="LlamaConfig", config=LLAMA)
-QWEN = Case(name="tiny-qwen", about="for tests", kind="Qwen3Config", config=LLAMA | {"tie_word_embeddings": False})
+TINY = Case(name="tiny", kind="LlamaConfig", config=LLAMA)
+QWEN = Case(name="tiny-qwen", kind="Qwen3Config", config=LLAMA | {"tie_word_embeddings": False})
 MAPPED, LLAMA_CPP = (next(peer for peer in PEERS if peer.name == name) for name in ("mapped", "llama.cpp"))
 
 

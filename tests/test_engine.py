@@ -66,11 +66,6 @@ def _small_matrices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.getbasetemp()
-
-
 @pytest.fixture
 def llama(root: Path) -> Path:
     return shared(root, "llama")

@@ -27,11 +27,6 @@ BACKENDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.getbasetemp()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _small_matrices() -> Iterator[None]:
     threads = torch.get_num_threads()

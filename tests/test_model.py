@@ -34,11 +34,6 @@ from headrace.store import open_checkpoint
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.getbasetemp()
-
-
 def skeleton(directory: Path) -> Skeleton:
     return build(directory, open_checkpoint(directory))
 

@@ -45,11 +45,6 @@ def _small_matrices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.getbasetemp()
-
-
 def skeleton(directory: Path) -> Skeleton:
     return build(directory, open_checkpoint(directory))
 

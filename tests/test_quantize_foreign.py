@@ -81,7 +81,11 @@ FORMS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def quantize_by(form: str, directory: Path) -> dict[str, torch.Tensor]:
     """Replace the layers' matrices of a checkpoint; returns what they stand for now."""
-    pack, settings = FORMS[form]
+    return packed_by(*FORMS[form], directory)
+
+
+def packed_by(pack: Any, settings: dict[str, Any], directory: Path) -> dict[str, torch.Tensor]:
+    """The same, with a function that gives the pieces of a matrix and what they stand for."""
     meant: dict[str, torch.Tensor] = {}
 
     def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -137,25 +141,19 @@ def test_compressed_tensors_are_read_by_their_own_package(tmp_path: Path) -> Non
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
         "ignore": ["lm_head"],
     }
-    meant: dict[str, torch.Tensor] = {}
 
-    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        made = {}
-        for name, tensor in tensors.items():
-            if "_proj." not in name:
-                made[name] = tensor
-                continue
-            grouped = tensor.float().view(len(tensor), -1, GROUP)
-            scale = (grouped.abs().amax(-1) / 7).bfloat16()
-            q = (grouped / scale.float()[..., None]).round().clamp(-8, 7)
-            meant[name] = (q * scale.float()[..., None]).view_as(tensor)
-            made[f"{name}_packed"] = pack_to_int32(q.view_as(tensor).to(torch.int8), 4)
-            made[f"{name}_scale"] = scale
-            made[f"{name}_shape"] = torch.tensor(tensor.shape)
-        return made
+    def pack(tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        grouped = tensor.float().view(len(tensor), -1, GROUP)
+        scale = (grouped.abs().amax(-1) / 7).bfloat16()
+        q = (grouped / scale.float()[..., None]).round().clamp(-8, 7)
+        pieces = {
+            "weight_packed": pack_to_int32(q.view_as(tensor).to(torch.int8), 4),
+            "weight_scale": scale,
+            "weight_shape": torch.tensor(tensor.shape),
+        }
+        return pieces, (q * scale.float()[..., None]).view_as(tensor)
 
-    tiny_models.edit(source, change)
-    tiny_models.edit_config(source, quantization_config=settings)
+    meant = packed_by(pack, settings, source)
     with pytest.raises(ForeignQuantization, match="compressed-tensors"):
         headrace.load(source)
     job.quantize(str(source), tmp_path / "new", quiet, bits=8)

@@ -28,11 +28,6 @@ GREEDY = Sampling(40, 0)
 REPEATING = "the weights of the weights of the"
 
 
-@pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.getbasetemp()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _fast_and_alone() -> Iterator[None]:
     """The rates of a machine on which a pass waits for its weights, so that drafts are worth it."""

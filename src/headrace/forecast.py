@@ -26,6 +26,7 @@ from headrace.planner import (
     plan,
     resident_memory_bytes,
 )
+from headrace.settings import require
 from headrace.sizing import families, gguf, stored
 from headrace.sizing.fields import Fields, UnknownFamily
 from headrace.sizing.outline import Outline
@@ -218,12 +219,12 @@ def demand_for(
     subject: Subject, here: Machine, *, memory: int | None, host_memory: int | None, context: int | None, batch: int
 ) -> Demand:
     """What running takes, as the engine counts it. Raises: InvalidSetting."""
-    _require(batch >= 1, "--batch", batch, "at least 1", "1")
+    require(batch >= 1, "--batch", batch, "at least 1", "1")
     longest = subject.longest
     tokens = context if context is not None else min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
-    _require(tokens >= 1, "--context", tokens, "at least 1", str(DEFAULT_CONTEXT))
+    require(tokens >= 1, "--context", tokens, "at least 1", str(DEFAULT_CONTEXT))
     most = f"at most {longest} for this model"
-    _require(longest is None or tokens <= longest, "--context", tokens, most, str(longest))
+    require(longest is None or tokens <= longest, "--context", tokens, most, str(longest))
     common: dict[str, Any] = {
         "staging_bytes": STAGING_BYTES,
         "context_tokens": tokens,
@@ -233,7 +234,7 @@ def demand_for(
     }
     if here.accelerator is None:
         needless = host_memory is None
-        _require(
+        require(
             needless, "--host-memory", "given without an accelerator", "given with --device", "together with --device"
         )
         baseline = BASELINE_BYTES + int(TOKENIZER_FACTOR * subject.tokenizer_bytes)
@@ -339,8 +340,3 @@ def _speed(made: Plan) -> dict[str, Any]:
         "backend": made.backend,
         "total_bytes": made.memory.total_bytes,
     }
-
-
-def _require(valid: bool, setting: str, value: object, allowed: str, suggestion: str) -> None:
-    if not valid:
-        raise errors.InvalidSetting(setting=setting, value=str(value), allowed=allowed, suggestion=suggestion)

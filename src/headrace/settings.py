@@ -132,6 +132,12 @@ def _known(model: type[Settings]) -> Iterator[str]:
             yield name
 
 
+def require(valid: bool, setting: str, value: object, allowed: str, suggestion: str) -> None:
+    """Raises: InvalidSetting, unless the value is valid."""
+    if not valid:
+        raise InvalidSetting(setting=setting, value=str(value), allowed=allowed, suggestion=suggestion)
+
+
 # --- sizes --------------------------------------------------------------------------------------------------------
 
 

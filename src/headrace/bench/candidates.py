@@ -19,7 +19,6 @@ class Candidate:
 
     name: str
     package: str
-    about: str
     bits: tuple[int, ...] = (16,)
     """Weights that it runs: 16 for the checkpoint as it is."""
     reads_gguf: bool = False
@@ -35,16 +34,17 @@ class Candidate:
         return ""
 
 
-HEADRACE = Candidate("headrace", "headrace", "weights that do not fit stream from disk", bits=(16, 8, 4))
+HEADRACE = Candidate("headrace", "headrace", bits=(16, 8, 4))
 PEERS = (
-    Candidate("accelerate-auto", "accelerate", 'device_map="auto": as many layers in memory as survive the cap'),
-    Candidate("accelerate-disk", "accelerate", "every layer on disk"),
-    Candidate("mapped", "transformers", "transformers, the file mapped"),
-    Candidate("airllm", "airllm", "layer by layer from disk"),
-    Candidate("llama.cpp", "llama_cpp", "the file mapped", bits=(16, 8, 4), reads_gguf=True),
-    Candidate("llama.cpp-plain", "llama_cpp", "the same, repacking off", bits=(8, 4), reads_gguf=True),
-    Candidate("vllm", "vllm", "all weights in memory", must_fit=True),
+    Candidate("accelerate-auto", "accelerate"),
+    Candidate("accelerate-disk", "accelerate"),
+    Candidate("mapped", "transformers"),
+    Candidate("airllm", "airllm"),
+    Candidate("llama.cpp", "llama_cpp", bits=(16, 8, 4), reads_gguf=True),
+    Candidate("llama.cpp-plain", "llama_cpp", bits=(8, 4), reads_gguf=True),
+    Candidate("vllm", "vllm", must_fit=True),
 )
+"""What each does: the functions of `worker`."""
 NAMES = tuple(peer.name for peer in PEERS)
 
 

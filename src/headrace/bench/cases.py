@@ -23,15 +23,12 @@ GGUF_TYPES = {16: "BF16", 8: "Q8_0", 4: "Q4_0"}
 
 OnStep = Callable[[str], None]
 
-_LLAMA_3 = {"rope_theta": 500000.0, "max_position_embeddings": 8192}
-
 
 @dataclass(frozen=True)
 class Case:
     """A model by name, with random weights in the shape of a real one, or the small real one of the demo."""
 
     name: str
-    about: str
     kind: str = ""
     """Name of the config's class; empty for real weights."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -39,63 +36,43 @@ class Case:
     """The cap to measure under, by bits."""
 
 
+def _shape(hidden: int, inner: int, layers: int, heads: int, head: int, theta: float) -> dict[str, Any]:
+    """Of a dense model with 8 key-value heads, whose head is its embedding table."""
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": head,
+        "rope_theta": theta,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
+
+
 CASES = {
     case.name: case
     for case in (
         Case(
-            name="llama-3b",
-            about="the shape of Llama-3.2-3B, random weights, 5.5 GiB in 16 bits",
+            name="llama-3b",  # Llama-3.2-3B: 5.5 GiB in 16 bits
             kind="LlamaConfig",
-            config={
-                **_LLAMA_3,
-                "hidden_size": 3072,
-                "intermediate_size": 8192,
-                "num_hidden_layers": 28,
-                "num_attention_heads": 24,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "tie_word_embeddings": True,
-            },
+            config=_shape(3072, 8192, layers=28, heads=24, head=128, theta=500000.0),
             memory={16: "3GiB", 8: "2GiB", 4: "1.2GiB"},
         ),
         Case(
-            name="llama-1b",
-            about="the shape of Llama-3.2-1B, random weights, 2.0 GiB in 16 bits",
+            name="llama-1b",  # Llama-3.2-1B: 2.0 GiB
             kind="LlamaConfig",
-            config={
-                **_LLAMA_3,
-                "hidden_size": 2048,
-                "intermediate_size": 8192,
-                "num_hidden_layers": 16,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "head_dim": 64,
-                "tie_word_embeddings": True,
-            },
+            config=_shape(2048, 8192, layers=16, heads=32, head=64, theta=500000.0),
             memory={16: "1.5GiB", 8: "1GiB", 4: "900MiB"},
         ),
         Case(
-            name="qwen3-4b",
-            about="the shape of Qwen3-4B, random weights, 7.0 GiB in 16 bits",
+            name="qwen3-4b",  # Qwen3-4B: 7.0 GiB
             kind="Qwen3Config",
-            config={
-                "rope_theta": 1000000.0,
-                "max_position_embeddings": 8192,
-                "hidden_size": 2560,
-                "intermediate_size": 9728,
-                "num_hidden_layers": 36,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "tie_word_embeddings": True,
-            },
+            config=_shape(2560, 9728, layers=36, heads=32, head=128, theta=1000000.0),
             memory={16: "4GiB", 8: "2.5GiB", 4: "1.5GiB"},
         ),
-        Case(
-            name="smollm2",
-            about="SmolLM2-135M-Instruct, real weights, 257 MiB in 16 bits",
-            memory={16: "700MiB", 8: "650MiB", 4: "620MiB"},
-        ),
+        Case(name="smollm2", memory={16: "700MiB", 8: "650MiB", 4: "620MiB"}),  # SmolLM2-135M-Instruct: 257 MiB
     )
 }
 """The vocabulary of all of them is that of the small real model, whose tokenizer they get."""

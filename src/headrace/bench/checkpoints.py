@@ -41,9 +41,14 @@ def write(directory: Path, kind: str, fields: dict[str, Any]) -> None:
         save_file(tensors, directory / file, metadata={"format": "pt"})
     (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     config.save_pretrained(directory)
+    copy_tokenizer(directory)
+
+
+def copy_tokenizer(directory: Path) -> None:
+    """Give a model with VOCABULARY tokens the small real model's tokenizer."""
     small = sources.resolve(sources.demo_gguf())
-    for tokenizer in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(small / tokenizer, directory / tokenizer)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(small / file, directory / file)
 
 
 def _part(name: str) -> str:

@@ -9,21 +9,20 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
-from headrace import __version__
-from headrace.bench.cases import BITS, CASES, DEFAULT_CASE, Case
+from headrace import __version__, machine
+from headrace.bench import chart, rounds
+from headrace.bench.candidates import HEADRACE, Candidate, Chosen, choose
+from headrace.bench.cases import BITS, CASES, DEFAULT_CASE, Case, Files
+from headrace.bench.summary import Summary, summarize
 from headrace.cli import show, terminal
 from headrace.cli.run import require_engine
 from headrace.errors import BenchmarkFailed, InvalidSetting, OutputFailed
-from headrace.settings import parse_size
+from headrace.settings import parse_size, require
 from headrace.units import format_bytes, format_rate, format_seconds
-
-if TYPE_CHECKING:
-    from headrace.bench.candidates import Candidate, Chosen
-    from headrace.bench.summary import Summary
 
 DIRECTORY = Path("/var/tmp/headrace-bench")
 """Not /tmp, which may be memory: files of some GiB are kept there."""
@@ -51,21 +50,21 @@ class BenchOptions:
 
     def check(self) -> None:
         """Everything that can be known to be wrong before anything is measured. Raises: ConfigError."""
-        _require(self.bits in BITS, "--bits", self.bits, "16, 8 or 4", "16")
-        _require(self.rounds >= 1, "--rounds", self.rounds, "at least 1", "3")
-        _require(self.tokens >= 1, "--tokens", self.tokens, "at least 1", "6")
-        _require(self.timeout > 0, "--timeout", self.timeout, "above 0", "900")
+        require(self.bits in BITS, "--bits", self.bits, "16, 8 or 4", "16")
+        require(self.rounds >= 1, "--rounds", self.rounds, "at least 1", "3")
+        require(self.tokens >= 1, "--tokens", self.tokens, "at least 1", "6")
+        require(self.timeout > 0, "--timeout", self.timeout, "above 0", "900")
         if self.memory not in (None, NO_CAP):
             parse_size(self.memory)
         for pair in self.peer_python:
             given = "a peer's name, =, and the Python that has it installed"
-            _require("=" in pair, "--peer-python", repr(pair), given, "vllm=/opt/vllm/bin/python")
+            require("=" in pair, "--peer-python", repr(pair), given, "vllm=/opt/vllm/bin/python")
         if self.model not in CASES and not Path(self.model).is_dir():
             nearest = difflib.get_close_matches(self.model, CASES, n=1, cutoff=0.0)[0]
             allowed = f"a directory with a checkpoint, or one of {', '.join(CASES)}"
-            _require(False, "MODEL", repr(self.model), allowed, nearest)
+            require(False, "MODEL", repr(self.model), allowed, nearest)
         if self.gguf is not None:
-            _require(self.gguf.is_file(), "--gguf", repr(str(self.gguf)), "a file that is there", "model.gguf")
+            require(self.gguf.is_file(), "--gguf", repr(str(self.gguf)), "a file that is there", "model.gguf")
 
     @property
     def case(self) -> Case | None:
@@ -81,16 +80,12 @@ class BenchOptions:
 def bench(options: BenchOptions) -> int:
     """Make the files, measure in turn, print a table; or print what was measured before."""
     require_engine()
-    from headrace.bench import chart
-
     if options.plot is not None:
         chart.require()
     console = Console(highlight=False, stderr=options.as_json)
     documents = [_read(file) for file in options.show] or [_measure(options, console)]
     if options.output is not None:
         _write(options.output, documents[-1])
-    from headrace.bench.summary import summarize
-
     found = summarize(documents)
     title = _title(documents[0])
     _print(console, found, title, documents[0]["left_out"])
@@ -102,11 +97,6 @@ def bench(options: BenchOptions) -> int:
 
 
 def _measure(options: BenchOptions, console: Console) -> dict[str, Any]:
-    from headrace import machine
-    from headrace.bench import rounds
-    from headrace.bench.candidates import choose
-    from headrace.bench.cases import Files
-
     notes = Console(highlight=False, stderr=True)
 
     def on_step(text: str) -> None:
@@ -145,10 +135,8 @@ def _measure(options: BenchOptions, console: Console) -> dict[str, Any]:
     }
 
 
-def _models(chosen: Chosen, files: Any, options: BenchOptions) -> tuple[Chosen, dict[Candidate, Path]]:
+def _models(chosen: Chosen, files: Files, options: BenchOptions) -> tuple[Chosen, dict[Candidate, Path]]:
     """What each candidate loads; one whose file cannot be made is left out, and why."""
-    from headrace.bench.candidates import HEADRACE, Chosen
-
     run, models, left_out = dict(chosen.run), {}, dict(chosen.left_out)
     for candidate in chosen.run:
         try:
@@ -232,8 +220,3 @@ def _write(file: Path, document: Mapping[str, Any]) -> None:
         file.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise OutputFailed(output=f"to {file}", reason=error.strerror or str(error)) from error
-
-
-def _require(holds: bool, setting: str, value: object, allowed: str, suggestion: str) -> None:
-    if not holds:
-        raise InvalidSetting(setting=setting, value=str(value), allowed=allowed, suggestion=suggestion)

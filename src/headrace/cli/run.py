@@ -15,6 +15,7 @@ from headrace.cli import show, terminal
 from headrace.config import OffloadConfig, parse_size
 from headrace.core import Plan
 from headrace.errors import HeadraceError, InvalidSetting, MissingPackage, OutputFailed, PromptTooLong
+from headrace.settings import require
 
 CHAT_CONTEXT = 2048
 MAX_TOKENS = 256
@@ -56,20 +57,20 @@ class RunOptions:
             parse_size(self.host_memory, "--host-memory")
         beside_cpu = self.device in (None, "cpu")
         needless, beside = "for what computes on a device", "given together with --device"
-        _require(not beside_cpu or self.host_memory is None, "--host-memory", needless, beside, "with --device cuda")
+        require(not beside_cpu or self.host_memory is None, "--host-memory", needless, beside, "with --device cuda")
         tokens, temperature, top_p, seed = self.max_tokens, self.temperature, self.top_p, self.seed
-        _require(tokens is None or tokens >= 1, "--max-tokens", tokens, "at least 1", str(MAX_TOKENS))
-        _require(temperature is None or 0 <= temperature <= 10, "--temperature", temperature, "0 to 10", "0.7")
-        _require(top_p is None or 0 < top_p <= 1, "--top-p", top_p, "above 0 and at most 1", "0.95")
+        require(tokens is None or tokens >= 1, "--max-tokens", tokens, "at least 1", str(MAX_TOKENS))
+        require(temperature is None or 0 <= temperature <= 10, "--temperature", temperature, "0 to 10", "0.7")
+        require(top_p is None or 0 < top_p <= 1, "--top-p", top_p, "above 0 and at most 1", "0.95")
         beside = f"0 beside --top-p {top_p}"
         allowed = "above 0 where --top-p is given, since 0 does not sample"
-        _require(top_p is None or temperature != 0, "--temperature", beside, allowed, "0.7")
-        _require(seed is None or 0 <= seed < 2**63, "--seed", seed, "0 to 2**63 - 1", "0")
-        _require(self.context is None or self.context >= 1, "--context", self.context, "at least 1", str(CHAT_CONTEXT))
-        _require(self.speculate != "", "--speculate", "empty", "auto, lookup, off or a model", "auto")
+        require(top_p is None or temperature != 0, "--temperature", beside, allowed, "0.7")
+        require(seed is None or 0 <= seed < 2**63, "--seed", seed, "0 to 2**63 - 1", "0")
+        require(self.context is None or self.context >= 1, "--context", self.context, "at least 1", str(CHAT_CONTEXT))
+        require(self.speculate != "", "--speculate", "empty", "auto, lookup, off or a model", "auto")
         self._check_batch()
         if self.prompt is not None:
-            _require(self.prompt.strip() != "", "--prompt", "empty", "some text", "'Hello'")
+            require(self.prompt.strip() != "", "--prompt", "empty", "some text", "'Hello'")
             terminal.check_text(self.prompt, "--prompt")
         if self.trace is not None:
             _check_writable(self.trace)
@@ -78,21 +79,21 @@ class RunOptions:
         """What goes together with a file of requests, and what does not."""
         if self.batch is None:
             needless, beside = "for answers to a file of requests", "given together with --batch"
-            _require(self.output is None, "--output", needless, beside, "with --batch FILE")
-            _require(self.batch_size is None, "--batch-size", needless, beside, "with --batch FILE")
+            require(self.output is None, "--output", needless, beside, "with --batch FILE")
+            require(self.batch_size is None, "--batch-size", needless, beside, "with --batch FILE")
             return
         output, size = self.output, self.batch_size
-        _require(output is not None, "--output", "not there", "a file for the answers beside --batch", "answers.jsonl")
+        require(output is not None, "--output", "not there", "a file for the answers beside --batch", "answers.jsonl")
         assert output is not None
         is_itself = output.exists() and self.batch.exists() and output.samefile(self.batch)
-        _require(not is_itself, "--output", repr(str(output)), "another file than --batch", "answers.jsonl")
-        _require(size is None or size >= 1, "--batch-size", size, "at least 1", "16")
-        _require(self.prompt is None, "--prompt", "given", "left out beside --batch", "in the file")
+        require(not is_itself, "--output", repr(str(output)), "another file than --batch", "answers.jsonl")
+        require(size is None or size >= 1, "--batch-size", size, "at least 1", "16")
+        require(self.prompt is None, "--prompt", "given", "left out beside --batch", "in the file")
         is_alone = self.speculate in ("auto", "off")
-        _require(is_alone, "--speculate", self.speculate, "auto or off beside --batch, whose passes are shared", "off")
+        require(is_alone, "--speculate", self.speculate, "auto or off beside --batch, whose passes are shared", "off")
         on_cpu = self.device in (None, "cpu")
-        _require(on_cpu, "--device", self.device, "cpu beside --batch", "cpu")
-        _require(self.trace is None, "--trace", self.trace, "left out beside --batch", "without --batch")
+        require(on_cpu, "--device", self.device, "cpu beside --batch", "cpu")
+        require(self.trace is None, "--trace", self.trace, "left out beside --batch", "without --batch")
 
 
 def _check_writable(trace: Path) -> None:
@@ -114,11 +115,6 @@ def _check_writable(trace: Path) -> None:
         trace.unlink()
 
 
-def _require(valid: bool, setting: str, value: object, allowed: str, suggestion: str) -> None:
-    if not valid:
-        raise InvalidSetting(setting=setting, value=str(value), allowed=allowed, suggestion=suggestion)
-
-
 def run(options: RunOptions, config: OffloadConfig) -> int:
     """Load, answer, report. Returns the exit code: 130 if the answer was interrupted."""
     require_engine()
@@ -129,7 +125,7 @@ def run(options: RunOptions, config: OffloadConfig) -> int:
     prompt = options.prompt
     if prompt is None and not sys.stdin.isatty():
         prompt = terminal.read_text().strip()
-        _require(prompt != "", "standard input", "empty", "some text", "with text in it, or pass -p 'Hello'")
+        require(prompt != "", "standard input", "empty", "some text", "with text in it, or pass -p 'Hello'")
     session = _Session(options, config, prompt)
     try:
         code = session.chat() if prompt is None else session.answer_once(prompt)
@@ -194,7 +190,7 @@ class _Session:
         """How many tokens the cache is planned for, and how many are prefilled at once."""
         context = self.options.context
         if context is not None and longest is not None:
-            _require(context <= longest, "--context", context, f"at most {longest} for this model", str(longest))
+            require(context <= longest, "--context", context, f"at most {longest} for this model", str(longest))
         length = 0
         if prompt is not None:
             messages = [{"role": "user", "content": prompt}]
@@ -216,7 +212,7 @@ class _Session:
         why = f"a prompt of {length} tokens leaves no more of a context of {room} tokens"
         if not length:
             why = f"half of the context of {room} tokens is for questions"
-        _require(self.max_tokens <= most, "--max-tokens", self.max_tokens, f"at most {most}: {why}", str(most))
+        require(self.max_tokens <= most, "--max-tokens", self.max_tokens, f"at most {most}: {why}", str(most))
 
     def answer_once(self, prompt: str) -> int:
         if self.raw and not self.options.raw:

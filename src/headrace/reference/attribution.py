@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from headrace.reference import owners
 from headrace.reference.classes import last_name
 from headrace.reference.closest import template_words
-from headrace.reference.hierarchy import above
+from headrace.reference.hierarchy import WRAPPED_BY_PYDANTIC, above
 from headrace.reference.inversion import own_letters
 from headrace.reference.overlap import Overlap, Token, expression_tokens, overlap
 from headrace.reference.records import Expectation, Page, Site
@@ -28,7 +28,6 @@ _RIVAL = 0.6
 """A page that says this share of what the best one says may be meant as well."""
 _RARE_WORDS = 3
 _MOST_COMPARED = 60
-_WRAPPED_BY_PYDANTIC = {"ValueError", "AssertionError"}
 
 Bases = Mapping[str, Sequence[str]]
 """The classes above each error class of a package, by name."""
@@ -95,7 +94,7 @@ class _Search:
         if caught_as.intersection(classes):
             return True
         validated = any("validator" in mark for mark in site.decorators)
-        return validated and "ValidationError" in classes and bool(caught_as & _WRAPPED_BY_PYDANTIC)
+        return validated and "ValidationError" in classes and bool(caught_as & WRAPPED_BY_PYDANTIC)
 
 
 def _is_enough(found: Overlap, expected: int, own: int) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 
+WRAPPED_BY_PYDANTIC = {"ValueError", "AssertionError"}
+"""What a validator raises of these arrives as a ValidationError."""
+
 
 def above(error_class: str, bases: Sequence[str]) -> list[str]:
     """The names of the classes above one, nearest first, down to `Exception`; `bases` are those that its package tells.

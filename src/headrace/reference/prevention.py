@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterator
 
 from headrace.reference import commands
-from headrace.reference.hierarchy import above
+from headrace.reference.hierarchy import WRAPPED_BY_PYDANTIC, above
 from headrace.reference.matching import Catalogue
 from headrace.reference.records import Expectation, Site
 from headrace.reference.solve import settable_names
 from headrace.reference.statements import Statement
 
 _PYDANTIC = re.compile(r"(?:pydantic\.)?(?:field_validator|model_validator|root_validator|validator)\(")
-_WRAPPED = {"ValueError", "AssertionError"}
 _EVERYTHING = {"Exception", "BaseException"}
 
 
@@ -43,7 +42,7 @@ def _catching(site: Site, catalogue: Catalogue) -> Iterator[Statement]:
     name = site.error_class.rpartition(".")[2]
     higher = above(name, catalogue.bases(name))
     owner = site.qualname.rpartition(".")[0]
-    if owner and _WRAPPED.intersection((name, *higher)) and any(map(_PYDANTIC.match, site.decorators)):
+    if owner and WRAPPED_BY_PYDANTIC.intersection((name, *higher)) and any(map(_PYDANTIC.match, site.decorators)):
         text = f"pydantic wraps it: where `{owner}` is made, `except pydantic.ValidationError` catches it."
     else:
         others = [f"`except {each}`" for each in higher if each not in _EVERYTHING]

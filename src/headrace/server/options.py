@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from headrace.config import parse_size
-from headrace.errors import InvalidSetting
+from headrace.settings import require
 
 MODEL_LEN = 2048
 """Tokens of a request, unless the flag or the model says otherwise: a cache for a model's full length rarely fits."""
@@ -53,8 +53,8 @@ class ServeOptions:
         """Everything that can be known to be wrong before anything is loaded. Raises: ConfigError."""
         if self.memory is not None:
             parse_size(self.memory)
-        _require(self.max_request_bytes > 0, "--max-request-size", self.max_request_size, "above 0", "1MiB")
-        _require(0 <= self.port < 2**16, "--port", self.port, "0 to 65535", "8000")
+        require(self.max_request_bytes > 0, "--max-request-size", self.max_request_size, "above 0", "1MiB")
+        require(0 <= self.port < 2**16, "--port", self.port, "0 to 65535", "8000")
         _at_least("--max-num-seqs", self.max_num_seqs, 1, "16")
         _at_least("--max-model-len", self.max_model_len, 2, str(MODEL_LEN))
         _at_least("--max-num-batched-tokens", self.max_num_batched_tokens, self.max_num_seqs, str(BATCHED_TOKENS))
@@ -62,9 +62,9 @@ class ServeOptions:
         _at_least("--num-gpu-blocks-override", self.num_gpu_blocks_override, 2, "1024")
         _at_least("--max-waiting", self.max_waiting, 0, "256")
         _at_least("--drain-timeout", self.drain_timeout, 0, "30")
-        _require(self.api_key is None or self.api_key.strip() != "", "--api-key", "empty", "some text", "a long secret")
+        require(self.api_key is None or self.api_key.strip() != "", "--api-key", "empty", "some text", "a long secret")
         # transformers can swap the cache of waiting requests to host memory that is pinned for an accelerator.
-        _require(
+        require(
             self.kv_offload_gb == 0,
             "--kv-offload-gb",
             self.kv_offload_gb,
@@ -75,9 +75,4 @@ class ServeOptions:
 
 
 def _at_least(setting: str, value: float | None, least: int, suggestion: str) -> None:
-    _require(value is None or value >= least, setting, value, f"at least {least}", suggestion)
-
-
-def _require(valid: bool, setting: str, value: object, allowed: str, suggestion: str) -> None:
-    if not valid:
-        raise InvalidSetting(setting=setting, value=str(value), allowed=allowed, suggestion=suggestion)
+    require(value is None or value >= least, setting, value, f"at least {least}", suggestion)
