@@ -30,7 +30,7 @@ def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 0}, "its version is 0, and this Headrace reads version 3"),
+        ({"version": 0}, "its version is 0, and this Headrace reads version 4"),
         ({"version": None}, "its version is None"),
         ({"compute_bytes_per_s": float("nan")}, "compute_bytes_per_s is nan"),
         ({"compute_bytes_per_s": 0}, "above 0"),

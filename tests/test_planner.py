@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
-from headrace.core import BlockShape, Contention, ModelShape, ParamShape, Plan, Products, align_up
+from headrace.core import WIDE_LAYER, BlockShape, Contention, ModelShape, ParamShape, Plan, Products, align_up
 from headrace.cuts import moved_bytes, slot_bytes
 from headrace.errors import BudgetTooSmall, NothingOffloaded
 from headrace.planner import Demand, costs, memory_for_share, plan
@@ -255,13 +255,31 @@ def test_computing_and_reading_hold_each_other_up(
     both_at_once = (Contention(1, disk_share, compute_share),)
     here = dataclasses.replace(machine(disk_bytes_per_s=1e9), contention=both_at_once)
     reached = costs.bound(compute_s, here, nbytes, 0)
-    more = costs.contention_s(here, reached, 1)
+    nothing, wanted = model(), demand(None)
+    pass_s = costs.pass_s(nothing, here, wanted, reached)
     both = reached.compute_s + reached.moving_s
-    assert more >= -1e-9
-    assert reached.seconds + more <= max(both, reached.seconds / min(disk_share, compute_share)) + 1e-9
-    assert costs.contention_s(machine(), reached, 1) == pytest.approx(0, abs=1e-9)
+    assert pass_s >= reached.seconds - 1e-9
+    assert pass_s <= max(both, reached.seconds / min(disk_share, compute_share)) + 1e-9
+    assert costs.pass_s(nothing, machine(), wanted, reached) == reached.seconds
     larger = costs.bound(compute_s, here, nbytes + 10**6, 0)
-    assert larger.seconds + costs.contention_s(here, larger, 1) >= reached.seconds + more - 1e-9
+    assert costs.pass_s(nothing, here, wanted, larger) >= pass_s - 1e-9
+
+
+def test_the_interpreter_works_while_weights_are_read() -> None:
+    here = dataclasses.replace(machine(disk_bytes_per_s=1e9), layer_overhead_s=1.0, pass_overhead_s=0.5)
+    shape, wanted = model(*layers(*[[MIB]] * 4)), demand(None)
+    waiting, computing = costs.bound(1.0, here, 10**10, 0), costs.bound(1.0, here, 10**9, 0)
+    assert costs.pass_s(shape, here, wanted, waiting) == 10.0
+    assert costs.pass_s(shape, here, wanted, computing) == 1.0 + 4.5
+
+
+def test_what_is_copied_is_copied_beside_the_products() -> None:
+    here = dataclasses.replace(machine(disk_bytes_per_s=1e9), copy_bytes_per_s=5e8)
+    shape = dataclasses.replace(model(*layers(*[[MIB]] * 4)), copied_share=0.25)
+    for computing_s, pass_s in ((0.1, 1.0), (0.7, 0.7 + 0.25 * 1e9 / 5e8)):
+        assert costs.pass_s(shape, here, demand(None), costs.bound(computing_s, here, 10**9, 0)) == pytest.approx(pass_s)
+    unknown = dataclasses.replace(here, copy_bytes_per_s=0.0)
+    assert costs.pass_s(shape, unknown, demand(None), costs.bound(0.7, here, 10**9, 0)) == 1.0
 
 
 def test_contention_is_taken_between_the_rows_that_were_measured() -> None:
@@ -275,7 +293,15 @@ def test_contention_is_taken_between_the_rows_that_were_measured() -> None:
 def test_a_layer_takes_beside_its_weights_what_one_of_its_dtype_does() -> None:
     products = {"bfloat16": Products(((1, 1e9),), 2.0), "float16": Products(((1, 1e9),))}
     here = dataclasses.replace(machine(), layer_overhead_s=1.0, products=products)
-    assert [here.layer_s(dtype) for dtype in ("bfloat16", "float16", "float32")] == [2.0, 1.0, 1.0]
+    assert [here.layer_s(dtype, WIDE_LAYER) for dtype in ("bfloat16", "float16", "float32")] == [2.0, 1.0, 1.0]
+
+
+def test_a_wider_layer_takes_more_beside_its_weights() -> None:
+    here = dataclasses.replace(machine(), layer_overhead_s=1.0, products={"float16": Products(((1, 1e9),), 2.0)})
+    widths = (0, WIDE_LAYER // 2, WIDE_LAYER, 2 * WIDE_LAYER)
+    assert [here.layer_s("float16", width) for width in widths] == [2.0, 1.5, 2.0, 3.0]
+    faster = dataclasses.replace(here, layer_overhead_s=3.0)
+    assert faster.layer_s("float16", WIDE_LAYER) == 3.0, "never less than the smallest"
 
 
 def test_each_query_head_goes_through_the_cache() -> None:

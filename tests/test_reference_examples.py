@@ -20,16 +20,14 @@ import pytest
 import typer
 
 from headrace.errors import HeadraceError, concrete_errors, error_with_id
-from headrace.reference.examples import EXEMPT, Example, examples
+from headrace.reference.examples import Example, examples
 
 EXAMPLES = examples()
 OWN = {cls.__name__: cls for cls in concrete_errors() if cls.__module__ == "headrace.errors"}
 
 
-def test_every_error_has_an_example_or_a_reason_for_none() -> None:
-    assert EXAMPLES.keys() | EXEMPT.keys() == OWN.keys()
-    assert not EXAMPLES.keys() & EXEMPT.keys(), "an exemption that is no longer needed"
-    assert all(reason.strip() for reason in EXEMPT.values())
+def test_every_error_has_an_example() -> None:
+    assert EXAMPLES.keys() == OWN.keys()
 
 
 @pytest.fixture(scope="module")

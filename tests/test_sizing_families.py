@@ -10,11 +10,12 @@ from public_configs import NAMES, PLAIN, QUANTIZED, config, fields, meta_model
 
 from headrace import model as engine_model
 from headrace.blocks import Weight, named_sites
-from headrace.core import StoredTensor
+from headrace.core import Segment, StoredTensor
 from headrace.errors import ConfigLacksFields
 from headrace.sizing.families import MODEL_TYPES, outline
 from headrace.sizing.fields import UnknownFamily
 from headrace.sizing.shape import model_shape
+from headrace.sizing.stored import copied_share
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -100,3 +101,21 @@ def test_experts_are_used_in_part_and_all_else_whole() -> None:
     shares = {param.name.split(".", 3)[-1]: param.used_share for param in made.blocks[1].params}
     assert shares["mlp.experts.gate_up_proj"] == shares["mlp.experts.down_proj"] == 2 / 8
     assert {share for name, share in shares.items() if "experts" not in name} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offset", "name", "is_copied"),
+    [
+        ("BF16", 6, "model.layers.0.mlp.up_proj.weight", False),
+        ("BF16", 7, "model.layers.0.mlp.up_proj.weight", True),
+        ("F32", 64, "model.layers.0.mlp.up_proj.weight", False),
+        ("F32", 8, "model.layers.0.mlp.up_proj.weight", True),
+        ("I8", 4096, "model.layers.0.mlp.up_proj.weight", False),
+        ("BF16", 64, "model.layers.0.mlp.experts.7.up_proj.weight", True),
+    ],
+)
+def test_what_lies_in_memory_as_in_the_file_is_not_copied(dtype: str, offset: int, name: str, is_copied: bool) -> None:
+    asked = StoredTensor(name, dtype, (8,), Segment("a", offset, 100))
+    other = StoredTensor("model.norm.weight", "BF16", (8,), Segment("a", 0, 300))
+    assert copied_share([asked, other]) == (0.25 if is_copied else 0.0)
+    assert copied_share([]) == 0.0

@@ -19,6 +19,8 @@ HUGE_PAGE_BYTES = 2 * 2**20
 
 CHUNK_BYTES = 4 * 2**20
 READER_THREADS = 4
+WIDE_LAYER = 2048
+"""Hidden size of the layers that `headrace machine` measures the overhead of."""
 """How the disk is read: by so many threads, each in pieces of this size that it needs memory for."""
 
 TENSOR_ALIGNMENT = 64
@@ -129,6 +131,10 @@ class ModelShape:
     """Of one pair of positions over all heads, where attention keeps its scores; 0 where a fused kernel does not."""
     query_groups: int = 1
     """Query heads that look at the keys and values of one key-value head."""
+    hidden_size: int = 0
+    """Numbers that a layer hands to the next for one token; 0 if it does not matter or is not known."""
+    copied_share: float = 0.0
+    """Of the bytes that are read from disk: those that do not lie in memory as in the file, so they are copied once."""
 
     @property
     def weight_bytes(self) -> int:
@@ -170,7 +176,7 @@ class Products:
     rates: tuple[tuple[int, float], ...]
     """Number of rows and weight bytes per second, measured; rows ascend from 1."""
     layer_overhead_s: float = 0.0
-    """What a layer of this dtype takes beside its products; 0 if it was not measured."""
+    """What a layer WIDE_LAYER numbers wide takes beside its products in this dtype; 0 if it was not measured."""
     attention_bytes_per_s: float = 0.0
     """Keys and values that the query heads of one token go through in a second; 0 if it was not measured."""
 
@@ -208,13 +214,15 @@ class Machine:
     compute_operations_per_s: float = 0.0
     """Of a product of two matrices on the processor; 0 if it was not measured."""
     layer_overhead_s: float = 0.0
-    """What running one layer takes beside its weights: the interpreter, and starting kernels."""
+    """What running the smallest layer takes beside its weights: the interpreter, and starting kernels."""
     pass_overhead_s: float = 0.0
     """What a pass takes beside its layers: choosing the token, and the loop around it."""
     expert_overhead_s: float = 0.0
     """What a layer that routes tokens to experts takes more than one that does not."""
     contention: tuple[Contention, ...] = ()
     """Measured, rows ascend; empty where reading and computing do not hold each other up."""
+    copy_bytes_per_s: float = 0.0
+    """What one thread copies in a second; 0 if it was not measured."""
     products: Mapping[str, Products] = field(default_factory=dict)
     """Of the processor, by dtype (torch's name); the two rates above stand in for a dtype that is not here."""
     int8_bytes_per_s: float = 0.0
@@ -246,10 +254,13 @@ class Machine:
         end = self.contention[0 if rows < self.contention[0].rows else -1]
         return Contention(rows, end.disk_share, end.compute_share)
 
-    def layer_s(self, dtype: str) -> float:
-        """What one layer takes beside its weights."""
+    def layer_s(self, dtype: str, hidden_size: int) -> float:
+        """What one layer takes beside its weights: in proportion to its width, beyond what the smallest one takes."""
         products = self.products.get(dtype)
-        return (products.layer_overhead_s if products else 0.0) or self.layer_overhead_s
+        if products is None or not products.layer_overhead_s:
+            return self.layer_overhead_s
+        wider = max(0.0, products.layer_overhead_s - self.layer_overhead_s)
+        return self.layer_overhead_s + wider * (hidden_size or WIDE_LAYER) / WIDE_LAYER
 
     @property
     def operations_per_s(self) -> float:

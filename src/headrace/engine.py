@@ -295,6 +295,7 @@ def _with_what_was_kept(here: Machine) -> Machine:
         pass_overhead_s=kept.pass_overhead_s,
         expert_overhead_s=kept.expert_overhead_s,
         contention=kept.contention,
+        copy_bytes_per_s=kept.copy_bytes_per_s,
         products=kept.products,
     )
 

@@ -90,7 +90,9 @@ def read_subject(model: str, *, trust_remote_code: bool = False) -> Subject:
     directory = path if path.is_dir() else path.parent if path.is_file() else sources.config_directory(model)
     tensors, note = _headers(directory)
     subject = _from_config(directory / "config.json", model, tensors, trust_remote_code)
-    return dataclasses.replace(subject, notes=(*subject.notes, *note), tokenizer_bytes=_tokenizer_bytes(directory))
+    shape = dataclasses.replace(subject.shape, copied_share=stored.copied_share(tensors.values()))
+    notes = (*subject.notes, *note)
+    return dataclasses.replace(subject, shape=shape, notes=notes, tokenizer_bytes=_tokenizer_bytes(directory))
 
 
 def _headers(directory: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:

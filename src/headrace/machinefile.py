@@ -14,7 +14,7 @@ from headrace.cache import cache_directory
 from headrace.core import Accelerator, Contention, Link, Machine, Products, Tier
 from headrace.errors import NotWritable, Reason, UnusableMachineFile
 
-VERSION = 3
+VERSION = 4
 """Of the file; raised when a field changes its meaning."""
 
 
@@ -72,6 +72,7 @@ def _parsed(data: Any) -> Machine:
         layer_overhead_s=_rate(data, "layer_overhead_s", may_be_zero=True),
         pass_overhead_s=_rate(data, "pass_overhead_s", may_be_zero=True),
         expert_overhead_s=_rate(data, "expert_overhead_s", may_be_zero=True),
+        copy_bytes_per_s=_rate(data, "copy_bytes_per_s", may_be_zero=True),
         contention=_contention(data.get("contention", [])),
         products=_products(data.get("products", {})),
         int8_bytes_per_s=_rate(data, "int8_bytes_per_s", may_be_zero=True),

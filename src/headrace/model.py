@@ -6,6 +6,7 @@ Knows transformers; does not know where weights will live or how they get there.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from headrace.sizing.fields import Fields
 from headrace.sizing.quantized import foreign
 from headrace.sizing.scheme import QUANT_METHOD, UnknownScheme, scheme_of
 from headrace.sizing.shape import used_share
+from headrace.sizing.stored import copied_share
 from headrace.store import Checkpoint
 
 
@@ -65,7 +67,9 @@ def build(
     untie_different(model, checkpoint, sources)
     weights, converters = collect_weights(directory, model, checkpoint, sources)
     blocks = _cut(model, weights)
-    return Skeleton(model, blocks, _shape(model, blocks, config, dtype), dtype, converters, tuple(ignored))
+    copied = copied_share(checkpoint.tensors.values())
+    shape = dataclasses.replace(_shape(model, blocks, config, dtype), copied_share=copied)
+    return Skeleton(model, blocks, shape, dtype, converters, tuple(ignored))
 
 
 def shape_without_weights(directory: Path, fields: Fields, *, trust_remote_code: bool = False) -> ModelShape:
@@ -397,6 +401,7 @@ def _shape(model: Any, blocks: Blocks, config: Any, dtype: torch.dtype) -> Model
         dtype=str(dtype).removeprefix("torch."),
         score_bytes=running.score_bytes(text, element),
         query_groups=running.query_groups(text),
+        hidden_size=running.hidden_size(text),
     )
 
 

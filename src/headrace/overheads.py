@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from headrace.core import WIDE_LAYER
 from headrace.model import quiet_transformers
 
 WEIGHTS_BYTES = 256 * 2**20
@@ -29,7 +30,7 @@ _TINY: Any = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
-_WIDE = {"vocab_size": 64, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4}
+_WIDE = {"vocab_size": 64, "hidden_size": WIDE_LAYER, "num_attention_heads": 16, "num_key_value_heads": 4}
 _EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 768, "head_dim": 64}
 
 
@@ -49,7 +50,7 @@ def measure_overhead_s() -> tuple[float, float]:
 
 
 def measure_layer_overhead_s(dtype: str, per_pass_s: float) -> float:
-    """What a layer of a common width takes beside its products, where a pass takes `per_pass_s` beside its layers.
+    """What a layer WIDE_LAYER wide takes beside its products, where a pass takes `per_pass_s` beside its layers.
 
     More than a tiny one: its other operators have something to do on every core, and the weights that stream by push
     all else out of the caches. `dtype` is torch's name. Takes WEIGHTS_BYTES of memory, and a layer.

@@ -96,6 +96,7 @@ def probe(file: Path | None = None) -> Probed:
             pass_overhead_s=kernels.pass_s,
             expert_overhead_s=kernels.expert_s,
             contention=contention,
+            copy_bytes_per_s=measure_copy_bytes_per_s(),
             products=kernels.products,
             int8_bytes_per_s=kernels.int8_bytes_per_s,
             int4_bytes_per_s=kernels.int4_bytes_per_s,
@@ -240,6 +241,19 @@ def measure_memory_bytes_per_s(rounds: int = 5) -> float:
     return median(rates[1:])
 
 
+def measure_copy_bytes_per_s(rounds: int = 5) -> float:
+    """Bytes that one thread copies in a second, a chunk at a time, as readers do: the median of some rounds."""
+    source, target = (ctypes.create_string_buffer(COPY_BYTES) for _ in range(2))
+    begins = range(0, COPY_BYTES, CHUNK_BYTES)
+    rates = []
+    for _ in range(rounds + 1):
+        begin_s = time.perf_counter()
+        for begin in begins:
+            ctypes.memmove(ctypes.addressof(target) + begin, ctypes.addressof(source) + begin, CHUNK_BYTES)
+        rates.append(len(begins) * CHUNK_BYTES / (time.perf_counter() - begin_s))
+    return median(rates[1:])
+
+
 @dataclass(frozen=True, slots=True)
 class _Kernels:
     """What the processor reaches, and what layers and passes cost beside their products."""
@@ -262,7 +276,7 @@ def _kernels(copied: float) -> tuple[_Kernels, str]:
         return guessed, f"processor: estimated from its memory, since {missing[0]} is not installed"
     from headrace import overheads
 
-    _, per_pass = overheads.measure_overhead_s()
+    per_layer, per_pass = overheads.measure_overhead_s()
     products = {
         dtype: replace(
             machine.measure_products(dtype),
@@ -275,7 +289,7 @@ def _kernels(copied: float) -> tuple[_Kernels, str]:
     measured = _Kernels(
         bytes_per_s=usual.rates[0][1],
         operations_per_s=machine.measure_operations_per_s(DTYPES[0]),
-        layer_s=usual.layer_overhead_s,
+        layer_s=per_layer,
         pass_s=per_pass,
         expert_s=overheads.measure_expert_overhead_s(per_pass, usual.layer_overhead_s),
         products=products,

@@ -292,7 +292,7 @@ def _assemble(
         memory=memory,
         bound=reached,
         prefill=costs.bound(costs.prefill_compute_s(shape, machine, demand), machine, per_pass, from_disk),
-        overhead_s=costs.overhead_s(shape, machine) + costs.contention_s(machine, reached, demand.batch),
+        overhead_s=costs.pass_s(shape, machine, demand, reached) - reached.seconds,
         batch=demand.batch,
         host=None if below is None else below.host,
         on_host=() if below is None else tuple(below.on_host.items()),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.core import Bound, Machine, ModelShape, ParamShape
+from headrace.core import Bound, Contention, Machine, ModelShape, ParamShape
 
 MARGIN_BYTES = 24 * 2**20
 """Kernels' scratch, allocator slack and code loaded on first use; the probes have loaded most of it (docs/log.md)."""
@@ -200,7 +200,7 @@ def _multiplying_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
 def overhead_s(shape: ModelShape, machine: Machine) -> float:
     """What a pass takes beside its products: the interpreter, and starting kernels."""
     routed = sum(1 for block in shape.blocks if any(param.used_share < 1 for param in block.params))
-    layers = machine.layer_s(shape.dtype) * layer_count(shape)
+    layers = machine.layer_s(shape.dtype, shape.hidden_size) * layer_count(shape)
     return machine.pass_overhead_s + layers + machine.expert_overhead_s * routed
 
 
@@ -211,19 +211,28 @@ def _attending_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
     return cached * demand.prefill_tokens**2 * demand.batch / rate if rate > 0 else 0.0
 
 
-def contention_s(machine: Machine, reached: Bound, rows: int) -> float:
-    """By how much computing `rows` while reading takes longer than the slower of the two: each holds the other up."""
+def pass_s(shape: ModelShape, machine: Machine, demand: Demand, reached: Bound) -> float:
+    """What one pass is expected to take: longer than its bound, by all that is done beside the products."""
+    working_s = reached.compute_s + overhead_s(shape, machine) + _copying_s(shape, machine, reached)
     if machine.accelerator is not None or not reached.moved_bytes:
-        return 0.0
-    shares = machine.contention_at(rows)
-    if shares.disk_share == shares.compute_share == 1:
-        return 0.0  # exactly: more memory must not plan slower by a rounding
-    compute_s, link_s = reached.compute_s / shares.compute_share, reached.moving_s / shares.disk_share
-    if compute_s < link_s:  # what is left to read then goes on alone
-        together = compute_s + reached.moving_s - shares.disk_share * compute_s
-    else:
-        together = link_s + reached.compute_s - shares.compute_share * link_s
-    return together - reached.seconds
+        return max(working_s, reached.moving_s, reached.disk_s)
+    return _at_once_s(working_s, reached.moving_s, machine.contention_at(demand.batch))
+
+
+def _copying_s(shape: ModelShape, machine: Machine, reached: Bound) -> float:
+    """Of what is read to one place and belongs to another: the core that copies it keeps the others waiting."""
+    rate = machine.copy_bytes_per_s
+    return reached.moved_bytes * shape.copied_share / rate if rate and machine.accelerator is None else 0.0
+
+
+def _at_once_s(working_s: float, reading_s: float, left: Contention) -> float:
+    """Of two things that take so long alone and hold each other up; what is left of the longer then goes on alone."""
+    if left.disk_share == left.compute_share == 1:
+        return max(working_s, reading_s)  # exactly: more memory must not plan slower by a rounding
+    worked_s, read_s = working_s / left.compute_share, reading_s / left.disk_share
+    if worked_s < read_s:
+        return worked_s + reading_s - left.disk_share * worked_s
+    return read_s + working_s - left.compute_share * read_s
 
 
 def bound(compute_s: float, machine: Machine, moved_bytes: int, disk_bytes: int) -> Bound:

@@ -12,6 +12,7 @@ from headrace.sizing.running import (
     activation_bytes_per_token,
     cache_shape,
     expert_share,
+    hidden_size,
     logits_bytes,
     query_groups,
     score_bytes,
@@ -47,6 +48,7 @@ def model_shape(outline: Outline, fields: Fields, dtype: str, stuck: frozenset[s
         dtype=dtype,
         score_bytes=score_bytes(text, element_bytes),
         query_groups=query_groups(text),
+        hidden_size=hidden_size(text),
     )
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from headrace.core import StoredTensor
+from headrace.core import TENSOR_ALIGNMENT, StoredTensor
 from headrace.sizing.outline import Matrices, Outline, Tensor
 
 TORCH_NAMES: Mapping[str, str] = {
@@ -82,6 +82,21 @@ def converted(outline: Outline, tensors: Mapping[str, StoredTensor], dtype: str)
         if stored is not None and TORCH_NAMES.get(stored.dtype) != (tensor.dtype or dtype):
             stuck.add(tensor.name)
     return frozenset(stuck)
+
+
+def copied_share(tensors: Iterable[StoredTensor]) -> float:
+    """Part of the bytes that cannot be read to where they are computed with: they are copied there.
+
+    Those are experts that are stored one by one, and float32 where the file has it at a place that memory has not.
+    """
+    stored = list(tensors)
+    copied = sum(tensor.nbytes for tensor in stored if not _is_read_in_place(tensor))
+    return copied / max(1, sum(tensor.nbytes for tensor in stored))
+
+
+def _is_read_in_place(tensor: StoredTensor) -> bool:
+    steady = tensor.dtype in ("BF16", "F16") and tensor.segment.offset % 2 == 0
+    return not _EXPERT.match(tensor.name) and (steady or tensor.segment.offset % TENSOR_ALIGNMENT == 0)
 
 
 def _module(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> str:

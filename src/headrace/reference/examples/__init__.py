@@ -24,14 +24,6 @@ class Example:
     """A small checkpoint is there. Examples without one need no torch."""
 
 
-EXEMPT = {
-    "BudgetBeyondMemory": "it takes a machine whose free memory lies between what a model needs with its weights in "
-    "memory and without; tests/test_cli_run.py imitates one",
-    "DemoFailed": "it says that Headrace itself computed wrong tokens: nothing is known that leads to it",
-}
-"""Errors without an example, with the reason."""
-
-
 def examples() -> dict[str, Example]:
     """Every example by the name of its error."""
     from headrace.reference.examples import (

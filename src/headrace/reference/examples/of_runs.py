@@ -15,6 +15,38 @@ tokens = torch.tensor([[5, 6, 7]])
 
 EXAMPLES = (
     Example(
+        error="DemoFailed",
+        checkpoint=True,
+        given="""
+from pathlib import Path
+from unittest import mock
+
+from headrace import sources
+from headrace.cli import demo
+
+# The small checkpoint in the place of the real model, and a fault that loses half of its bytes, imitated.
+here = mock.patch.object(sources, "demo_gguf", lambda: Path("models/tiny"))
+answer_all = demo._answer_all
+
+def with_lost_bytes(console, directory, *, half):
+    if not half:
+        file = directory / "model.safetensors"
+        size = file.stat().st_size
+        with file.open("r+b") as stream:
+            stream.seek(size // 2)
+            stream.write(bytes(size - size // 2))
+    return answer_all(console, directory, half=half)
+""",
+        before="""
+with here, mock.patch.object(demo, "_answer_all", with_lost_bytes):
+    demo.demo(as_json=False)
+""",
+        after="""
+with here:
+    demo.demo(as_json=False)
+""",
+    ),
+    Example(
         error="ReadError",
         checkpoint=True,
         given=_LOAD,

@@ -192,6 +192,37 @@ Engine.open("models/tiny", speculate="lookup").close()
         after="headrace run models/tiny -p Hi --memory 4GiB --max-tokens 2",
     ),
     Example(
+        error="BudgetBeyondMemory",
+        checkpoint=True,
+        given="""
+import math
+import os
+import shutil
+from pathlib import Path
+
+import headrace
+import torch
+from headrace.importing.writer import TensorSpec, plan_shards
+from headrace.machine import available_bytes
+from transformers import AutoConfig, AutoModelForCausalLM
+
+# A model that is larger than what is free. All of it is zeros, so its file takes no room on the disk.
+large = Path(shutil.copytree("models/tiny", "models/large"))
+config = AutoConfig.from_pretrained(large)
+config.intermediate_size = 2**18
+config.num_hidden_layers = math.ceil(available_bytes() / (3 * 2 * config.hidden_size * config.intermediate_size)) + 2
+config.save_pretrained(large)
+with torch.device("meta"):
+    parameters = AutoModelForCausalLM.from_config(config).named_parameters()
+tensors = [TensorSpec(name, "BF16", tuple(parameter.shape)) for name, parameter in parameters]
+(file,) = plan_shards(tensors, shard_bytes=2**60)
+(large / file.file).write_bytes(file.header)
+os.truncate(large / file.file, file.nbytes)
+""",
+        before='headrace.load("models/large", memory="1TiB", context=64)',
+        after='headrace.load("models/large", memory="2GiB", context=64)',
+    ),
+    Example(
         error="NotEnoughMemory",
         checkpoint=True,
         given="import headrace",
