@@ -2,7 +2,7 @@
 
     python benchmarks/speculation.py [--prompts 50] [--tokens 200] [--draft MODEL] [--drafted N] [--together]
 
-SmolLM2-135M-Instruct with half of its weights in memory. Half of the prompts ask for a summary of a piece of this
+SmolLM2-135M-Instruct with half of its weights in memory, or another share. Half of the prompts ask for a summary of a piece of this
 project's documentation, the others for a text about something. `--together` verifies a draft's tokens in one product,
 as transformers does by itself, instead of token by token: what that costs in equal answers. The last line of output is
 one JSON document.
@@ -75,17 +75,19 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--draft", default="lookup")
-    parser.add_argument("--drafted", type=int, help="tokens for a pass; default: as the plan says")
+    parser.add_argument("--drafted", type=int, help="tokens for each pass; default: up to those of the plan, as pays")
+    parser.add_argument("--share", type=float, default=0.5, help="part of the weights that the budget has room for")
     parser.add_argument("--together", action="store_true")
     arguments = parser.parse_args()
     asked = prompts(arguments.prompts)
     model = sources.resolve(sources.demo_gguf())
     with Engine.open(
-        model, weights_share=0.5, context=2048, speculate=arguments.draft, sampling=Sampling(arguments.tokens, 0)
+        model, weights_share=arguments.share, context=2048, speculate=arguments.draft, sampling=Sampling(arguments.tokens, 0)
     ) as engine:
         plain = answers(engine, asked, arguments.tokens, None)
         drafted_tokens = arguments.drafted or engine.plan.speculation.tokens
-        drafter = dataclasses.replace(engine.drafter, tokens=drafted_tokens)
+        always = {} if arguments.drafted is None else {"pass_tokens": None}
+        drafter = dataclasses.replace(engine.drafter, tokens=drafted_tokens, **always)
         if arguments.together:
             drafter = dataclasses.replace(drafter, verifier=types.SimpleNamespace(is_on=False))
         drafted = answers(engine, asked, arguments.tokens, drafter)

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from fakes import MIB, demand, head, layers, machine, model, table
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.config import OffloadConfig
 from headrace.core import Choice, Plan, Speculation
 from headrace.errors import BudgetTooSmall
-from headrace.planner import Demand, Load, choose_load, demand_of, plan
+from headrace.planner import Demand, Load, best_drafted, choose_load, demand_of, plan
 
 SHAPE = model(table(20 * MIB), *layers(*[(40 * MIB, 10 * MIB)] * 10), head(20 * MIB))
 SMALL = model(table(2 * MIB), *layers(*[(4 * MIB,)] * 2), head(2 * MIB))
@@ -34,14 +36,31 @@ def test_without_a_question_there_is_no_row() -> None:
     assert "speculation" not in [choice.name for choice in made.choices]
 
 
-def test_as_many_tokens_are_drafted_as_are_computed_in_the_time_of_the_reads() -> None:
+def test_lookup_knows_how_many_tokens_are_computed_in_the_time_of_the_reads() -> None:
     made = planned(speculate="auto")
-    token_s = made.bound.compute_s
-    assert made.speculation.kind == "lookup"
-    assert (made.speculation.tokens + 1) * token_s <= made.bound.moving_s < (made.speculation.tokens + 2) * token_s
-    assert row(made).value == f"lookup, {made.speculation.tokens} tokens"
-    assert "in the time that it takes anyway" in row(made).reason
-    assert planned(speculate="auto", computing=1e13).speculation.tokens == 10
+    assert made.speculation == Speculation("lookup", 10, made.bound.moving_s / made.bound.compute_s)
+    assert row(made).value == "lookup, up to 10 tokens"
+    assert "as many as are likely enough to be right" in row(made).reason
+    assert not row(made).reason.startswith("asked for")
+    assert row(planned(speculate="lookup")).reason == f"asked for; {row(made).reason}"
+
+
+@given(st.floats(0, 1), st.integers(0, 10), st.floats(0, 30), st.floats(0, 2))
+def test_no_other_number_of_drafted_tokens_is_faster(
+    accepted: float, most: int, pass_tokens: float, draft_tokens: float
+) -> None:
+    def seconds_per_token(drafted: int) -> float:
+        made = 1 + sum(accepted ** (number + 1) for number in range(drafted))
+        return (max(pass_tokens, 1 + drafted) + drafted * draft_tokens) / made
+
+    best = best_drafted(accepted, most, pass_tokens, draft_tokens)
+    assert 0 <= best <= most
+    assert all(seconds_per_token(best) <= seconds_per_token(other) * (1 + 1e-9) for other in range(most + 1))
+
+
+def test_drafts_cost_nothing_while_a_pass_waits_and_pay_beyond_if_they_are_likely() -> None:
+    assert [best_drafted(0.0, 10, 9.0), best_drafted(0.1, 10, 9.0), best_drafted(0.1, 10, 0.9)] == [0, 8, 0]
+    assert [best_drafted(accepted, 10, 2.5) for accepted in (0.3, 0.95)] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -63,8 +82,8 @@ def test_by_itself_nothing_is_drafted_where_it_does_not_pay(question: dict[str, 
 def test_what_is_asked_for_is_done_and_said_not_to_pay() -> None:
     assert row(planned(speculate="off")).reason == "asked for"
     made = planned(memory=None, speculate="lookup")
-    assert made.speculation.kind == "lookup"
-    assert made.speculation.tokens > 0
+    assert made.speculation == Speculation("lookup", 4)
+    assert row(made).value == "lookup, 4 tokens"
     assert "not expected to be faster" in row(made).reason
     assert "not expected" not in row(planned(speculate="lookup", greedy=False)).reason
 

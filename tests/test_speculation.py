@@ -401,7 +401,7 @@ def test_lookup_on_a_summary_makes_several_tokens_per_pass() -> None:
     with Engine.open(directory, weights_share=0.5, speculate="lookup", sampling=long) as engine:
         assert engine.report().offloaded_bytes > 0
         assert engine.drafter is not None
-        drafter = dataclasses.replace(engine.drafter, tokens=8)
+        drafter = dataclasses.replace(engine.drafter, tokens=8, pass_tokens=None)
         made = []
         for piece in pieces:
             prompt = encode(engine.tokenizer, [{"role": "user", "content": piece}], raw=False)

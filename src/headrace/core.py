@@ -222,7 +222,7 @@ class Machine:
     contention: tuple[Contention, ...] = ()
     """Measured, rows ascend; empty where reading and computing do not hold each other up."""
     copy_bytes_per_s: float = 0.0
-    """What one thread copies in a second; 0 if it was not measured."""
+    """What one thread copies in a second while every core does; 0 if it was not measured."""
     products: Mapping[str, Products] = field(default_factory=dict)
     """Of the processor, by dtype (torch's name); the two rates above stand in for a dtype that is not here."""
     int8_bytes_per_s: float = 0.0
@@ -322,6 +322,8 @@ class Speculation:
     """lookup: what followed the same words earlier in the text; draft: what a smaller model writes."""
     tokens: int = 0
     """Drafted for each pass, at most."""
+    pass_tokens: float | None = None
+    """Tokens that are computed while a pass's weights arrive: as many are drafted as pays. None: always all of them."""
 
 
 @dataclass(frozen=True, slots=True)

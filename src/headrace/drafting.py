@@ -84,7 +84,9 @@ class Speculating:
         if self._draft is not None:
             self._draft.load(on_progress)
         small = None if self._draft is None else self._draft.model
-        return Drafter(plan.speculation.tokens, ByToken(self._skeleton.blocks), small, self._tokenizers)
+        chosen = plan.speculation
+        verifier = ByToken(self._skeleton.blocks)
+        return Drafter(chosen.tokens, verifier, small, self._tokenizers, chosen.pass_tokens)
 
 
 class Draft:

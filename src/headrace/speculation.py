@@ -22,10 +22,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, CandidateGenerator
 
 from headrace.blocks import Blocks
-
-LONGEST_MATCH = 3
-"""Tokens at the end of the text that lookup searches earlier in it; then two, then one."""
-
+from headrace.lookup import Lookup
 
 def obstacle(model: Any) -> str:
     """Why drafts cannot be verified with `model`; empty if they can."""
@@ -62,16 +59,19 @@ class Drafter:
     """Who drafts how many tokens for each pass of `model`: a search in the text so far, or a smaller model."""
 
     tokens: int
+    """For a pass, at most."""
     verifier: ByToken
     draft: Any | None = None
     """The smaller model; None is lookup."""
     tokenizers: tuple[Any, Any] | None = None
     """The model's and the draft's, if they differ: then drafts are translated by way of their text."""
+    pass_tokens: float | None = None
+    """Of lookup: tokens that are computed while a pass waits, or None to draft all that is found."""
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for transformers' generate."""
         if self.draft is None:
-            return {"prompt_lookup_num_tokens": self.tokens, "max_matching_ngram_size": LONGEST_MATCH}
+            return {"prompt_lookup_num_tokens": self.tokens}  # has `_generator` asked
         self.draft.generation_config.num_assistant_tokens = self.tokens
         self.draft.generation_config.num_assistant_tokens_schedule = "constant"
         if self.tokenizers is None:
@@ -88,7 +88,9 @@ class Drafter:
         counts = Counts()
         make = model._get_candidate_generator
         verifier = self.verifier if exact else None
-        model._get_candidate_generator = lambda *args, **kwargs: _AfterPrompt(make(*args, **kwargs), counts, verifier)
+        model._get_candidate_generator = lambda *args, **kwargs: _AfterPrompt(
+            self._generator(make(*args, **kwargs)), counts, verifier
+        )
         log = logging.getLogger("transformers.generation")
         level = log.level
         log.setLevel(logging.ERROR)  # of what it does itself, for each draft, it says that it is deprecated
@@ -98,6 +100,12 @@ class Drafter:
             log.setLevel(level)
             del model._get_candidate_generator
             self.verifier.is_on = False
+
+    def _generator(self, made: Any) -> CandidateGenerator:
+        """What drafts: transformers' generator for a draft model, our own search in the place of its."""
+        if self.draft is not None:
+            return made  # type: ignore[no-any-return]
+        return Lookup(self.tokens, self.pass_tokens, made.eos_token_id, made.max_length)
 
 
 class _AfterPrompt(CandidateGenerator):

@@ -7,6 +7,7 @@ running takes beside the weights; `placing` fills the tiers below the device, `r
 from headrace.planner.choose import least_memory_bytes, memory_for_share, plan, resident_memory_bytes
 from headrace.planner.costs import DEFAULT_CONTEXT, MARGIN_BYTES, MEMORY_SHARE, Demand
 from headrace.planner.loads import Load, choose_load, demand_of
+from headrace.planner.speculating import best_drafted
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -14,6 +15,7 @@ __all__ = [
     "MEMORY_SHARE",
     "Demand",
     "Load",
+    "best_drafted",
     "choose_load",
     "demand_of",
     "least_memory_bytes",

@@ -278,7 +278,7 @@ def _assemble(
         draft_bytes=costs.draft_bytes(demand),
     )
     if backend == "resident" and not demand.has_accelerator:
-        kept = costs.kept_bytes(demand, memory.total_bytes)
+        kept = costs.kept_bytes(shape, demand, memory.total_bytes)
         memory = dataclasses.replace(memory, working_bytes=memory.working_bytes + kept)
     reached = costs.bound(costs.decode_compute_s(shape, machine, demand), machine, per_pass, from_disk)
     made = Plan(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.core import Bound, Contention, Machine, ModelShape, ParamShape
+from headrace.core import READER_THREADS, Bound, Contention, Machine, ModelShape, ParamShape
 
 MARGIN_BYTES = 24 * 2**20
 """Kernels' scratch, allocator slack and code loaded on first use; the probes have loaded most of it (docs/log.md)."""
@@ -106,9 +106,13 @@ def draft_bytes(demand: Demand) -> int:
     return demand.draft.weight_bytes + kv_bytes(demand.draft, alone) + logits
 
 
-def kept_bytes(demand: Demand, total_bytes: int) -> int:
-    """What the C library keeps of freed memory where memory is not scarce, and it is told not to give it back."""
-    return 0 if demand.memory_bytes is None else max(0, min(KEPT_BYTES, demand.memory_bytes - total_bytes))
+def kept_bytes(shape: ModelShape, demand: Demand, total_bytes: int) -> int:
+    """What the C library keeps of freed memory where memory is not scarce, and it is told not to give it back.
+
+    Between the pieces of the cache also holes as large as one layer's scores, where attention keeps those.
+    """
+    kept = KEPT_BYTES + shape.score_bytes * demand.prefill_tokens**2 * demand.batch
+    return 0 if demand.memory_bytes is None else max(0, min(kept, demand.memory_bytes - total_bytes))
 
 
 def _expert_bytes(shape: ModelShape, tokens: int) -> int:
@@ -213,16 +217,14 @@ def _attending_s(shape: ModelShape, machine: Machine, demand: Demand) -> float:
 
 def pass_s(shape: ModelShape, machine: Machine, demand: Demand, reached: Bound) -> float:
     """What one pass is expected to take: longer than its bound, by all that is done beside the products."""
-    working_s = reached.compute_s + overhead_s(shape, machine) + _copying_s(shape, machine, reached)
+    working_s = reached.compute_s + overhead_s(shape, machine)
     if machine.accelerator is not None or not reached.moved_bytes:
         return max(working_s, reached.moving_s, reached.disk_s)
-    return _at_once_s(working_s, reached.moving_s, machine.contention_at(demand.batch))
-
-
-def _copying_s(shape: ModelShape, machine: Machine, reached: Bound) -> float:
-    """Of what is read to one place and belongs to another: the core that copies it keeps the others waiting."""
+    # What is read to one place and belongs to another: a core that copies keeps the others waiting, and one reader.
     rate = machine.copy_bytes_per_s
-    return reached.moved_bytes * shape.copied_share / rate if rate and machine.accelerator is None else 0.0
+    copying_s = reached.moved_bytes * shape.copied_share / rate if rate else 0.0
+    reading_s = reached.moving_s + copying_s / READER_THREADS
+    return _at_once_s(working_s + copying_s, reading_s, machine.contention_at(demand.batch))
 
 
 def _at_once_s(working_s: float, reading_s: float, left: Contention) -> float:

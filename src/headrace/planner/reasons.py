@@ -97,8 +97,10 @@ def _speed(made: Plan, demand: Demand) -> Iterator[Choice]:
 
 def of_speculation(chosen: Speculation, why: str) -> Choice:
     """The row for drafts."""
-    value = f"{chosen.kind}, {chosen.tokens} tokens" if chosen.tokens else chosen.kind
-    return Choice("speculation", value.replace("1 tokens", "1 token") if chosen.tokens == 1 else value, why)
+    if not chosen.tokens:
+        return Choice("speculation", chosen.kind, why)
+    most = "" if chosen.pass_tokens is None else "up to "
+    return Choice("speculation", f"{chosen.kind}, {most}{chosen.tokens} token{'s' if chosen.tokens > 1 else ''}", why)
 
 
 def _limits(bound: Bound) -> str:
