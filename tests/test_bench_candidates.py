@@ -51,7 +51,12 @@ def test_few_bits_are_for_those_that_have_them() -> None:
 @pytest.mark.parametrize(("names", "pythons"), [(("lama.cpp",), {}), ((), {"lama.cpp": "python"})])
 def test_a_typo_is_told_with_the_nearest(names: tuple[str, ...], pythons: dict[str, str]) -> None:
     with pytest.raises(InvalidSetting, match=r"Use --peer\S* llama\.cpp"):
-        choose(names, pythons, 16, SIZES)
+        candidates.check(names, pythons)
+
+
+def test_headrace_alone_can_be_asked_for() -> None:
+    candidates.check(("headrace",), {})
+    assert list(choose(("headrace",), {}, 16, SIZES).run) == [HEADRACE]
 
 
 def test_a_python_of_another_environment_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,7 +66,7 @@ def test_a_python_of_another_environment_is_asked(monkeypatch: pytest.MonkeyPatc
     assert candidates._installed("json", str(link))
     assert not candidates._installed("no_such_package", str(link))
     with pytest.raises(InvalidSetting, match="--peer-python"):
-        candidates._installed("json", str(tmp_path / "missing"))
+        candidates.check((), {"vllm": str(tmp_path / "missing")})
 
 
 def test_every_candidate_has_a_run_of_its_own_name() -> None:

@@ -32,6 +32,8 @@ def show(tmp_path: Path, *documents: dict[str, Any]) -> list[str]:
         (["--timeout", "-1"], "--timeout"),
         (["--memory", "3"], "3GiB"),
         (["--peer-python", "vllm"], "--peer-python"),
+        (["--peer-python", "vllm=no/python"], "vllm=/opt/vllm/bin/python"),
+        (["--peers", "lama.cpp"], "Use --peers llama.cpp"),
         (["--gguf", "no/file.gguf"], "--gguf"),
         (["lama-3b"], "Use MODEL llama-3b"),
         (["--show", "no.json"], "--show"),

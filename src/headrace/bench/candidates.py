@@ -56,19 +56,30 @@ class Chosen:
     left_out: Mapping[str, str]
 
 
+def check(names: Sequence[str], pythons: Mapping[str, str]) -> None:
+    """Whether `choose` can be asked for these. Raises: InvalidSetting for a name that nobody has, or no interpreter."""
+    for setting, given, known in (("--peers", names, (HEADRACE.name, *NAMES)), ("--peer-python", pythons, NAMES)):
+        for name in given:
+            if name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+                raise InvalidSetting(
+                    setting=setting, value=repr(name), allowed=f"one of {', '.join(known)}", suggestion=nearest
+                )
+    for python in pythons.values():
+        if not Path(python).is_file():
+            raise InvalidSetting(
+                setting="--peer-python",
+                value=repr(python),
+                allowed="a peer's name, =, and the Python that has it installed",
+                suggestion="vllm=/opt/vllm/bin/python",
+            )
+
+
 def choose(names: Sequence[str], pythons: Mapping[str, str], bits: int, sizes: tuple[int, int | None]) -> Chosen:
     """The peers of these names that are installed; `names` empty is all of them. Headrace always runs.
 
     `pythons`: interpreters of other environments by peer. `sizes`: bytes of the weights, and of the cap.
-    Raises: InvalidSetting for a name that nobody has.
     """
-    for setting, given in (("--peers", names), ("--peer-python", pythons)):
-        for name in given:
-            if name not in NAMES:
-                nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
-                raise InvalidSetting(
-                    setting=setting, value=repr(name), allowed=f"one of {', '.join(NAMES)}", suggestion=nearest
-                )
     run, left_out = {HEADRACE: sys.executable}, {}
     for peer in PEERS:
         if names and peer.name not in names:
@@ -85,12 +96,5 @@ def choose(names: Sequence[str], pythons: Mapping[str, str], bits: int, sizes: t
 def _installed(package: str, python: str) -> bool:
     if python == sys.executable:
         return importlib.util.find_spec(package) is not None
-    if not Path(python).is_file():
-        raise InvalidSetting(
-            setting="--peer-python",
-            value=repr(python),
-            allowed="a peer's name, =, and the Python that has it installed",
-            suggestion="vllm=/opt/vllm/bin/python",
-        )
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
     return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from headrace import __version__, machine
-from headrace.bench import chart, rounds
+from headrace.bench import candidates, chart, rounds
 from headrace.bench.candidates import HEADRACE, Candidate, Chosen, choose
 from headrace.bench.cases import BITS, CASES, DEFAULT_CASE, Case, Files
 from headrace.bench.summary import Summary, summarize
@@ -59,12 +59,18 @@ class BenchOptions:
         for pair in self.peer_python:
             given = "a peer's name, =, and the Python that has it installed"
             require("=" in pair, "--peer-python", repr(pair), given, "vllm=/opt/vllm/bin/python")
+        candidates.check(self.peers, self.pythons)
         if self.model not in CASES and not Path(self.model).is_dir():
             nearest = difflib.get_close_matches(self.model, CASES, n=1, cutoff=0.0)[0]
             allowed = f"a directory with a checkpoint, or one of {', '.join(CASES)}"
             require(False, "MODEL", repr(self.model), allowed, nearest)
         if self.gguf is not None:
             require(self.gguf.is_file(), "--gguf", repr(str(self.gguf)), "a file that is there", "model.gguf")
+
+    @property
+    def pythons(self) -> dict[str, str]:
+        """Interpreters of other environments by peer."""
+        return dict(pair.split("=", 1) for pair in self.peer_python)
 
     @property
     def case(self) -> Case | None:
@@ -107,8 +113,7 @@ def _measure(options: BenchOptions, console: Console) -> dict[str, Any]:
     files = Files(root, options.case, own, on_step)
     model = files.checkpoint(options.bits)
     weight_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    pythons = dict(pair.split("=", 1) for pair in options.peer_python)
-    chosen = choose(options.peers, pythons, options.bits, (weight_bytes, options.memory_bytes))
+    chosen = choose(options.peers, options.pythons, options.bits, (weight_bytes, options.memory_bytes))
     chosen, models = _models(chosen, files, options)
     wanted = rounds.Wanted(
         memory_bytes=options.memory_bytes,
