@@ -2,10 +2,10 @@
 
     python benchmarks/speculation.py [--prompts 50] [--tokens 200] [--draft MODEL] [--drafted N] [--together]
 
-SmolLM2-135M-Instruct with half of its weights in memory, or another share. Half of the prompts ask for a summary of a piece of this
-project's documentation, the others for a text about something. `--together` verifies a draft's tokens in one product,
-as transformers does by itself, instead of token by token: what that costs in equal answers. The last line of output is
-one JSON document.
+SmolLM2-135M-Instruct with half of its weights in memory, or another share. Half of the prompts ask for a summary of a
+piece of this project's documentation, the others for a text about something. `--together` verifies a draft's tokens in
+one product, as transformers does by itself, instead of token by token: what that costs in equal answers. The last line
+of output is one JSON document.
 """
 
 import argparse
@@ -82,7 +82,11 @@ def main() -> None:
     asked = prompts(arguments.prompts)
     model = sources.resolve(sources.demo_gguf())
     with Engine.open(
-        model, weights_share=arguments.share, context=2048, speculate=arguments.draft, sampling=Sampling(arguments.tokens, 0)
+        model,
+        weights_share=arguments.share,
+        context=2048,
+        speculate=arguments.draft,
+        sampling=Sampling(arguments.tokens, 0),
     ) as engine:
         plain = answers(engine, asked, arguments.tokens, None)
         drafted_tokens = arguments.drafted or engine.plan.speculation.tokens

@@ -18,7 +18,7 @@ from headrace.planner import best_drafted
 LONGEST_MATCH = 16
 """Tokens at the end of the text that are compared, at most."""
 EXPECTED = (0.3, 0.5, 0.6, 0.7, 0.8)
-"""Of drafted tokens after a match of one, two ... tokens: how often the next one is right, before the text has shown."""
+"""Of drafted tokens after a match of one, two ... tokens: how often the next one is right, until the text shows it."""
 CONFIDENCE = 4
 """Drafted tokens that those expectations count for."""
 
@@ -98,7 +98,7 @@ class Lookup(CandidateGenerator):
         self._acceptance = Acceptance()
         self._length = self._drafted = 0
 
-    def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[Any, Any]:
         """The text with what is drafted behind it, shape (1, tokens)."""
         self._repetitions.extend(input_ids[0, len(self._repetitions) :].tolist())
         most = min(self._most, self._max_length - input_ids.shape[1] - 1)

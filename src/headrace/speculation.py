@@ -24,6 +24,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from headrace.blocks import Blocks
 from headrace.lookup import Lookup
 
+
 def obstacle(model: Any) -> str:
     """Why drafts cannot be verified with `model`; empty if they can."""
     if getattr(model, "_is_stateful", False) or any(

@@ -442,7 +442,9 @@ def bench(
     ] = 16,
     peers: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only these, one --peers for each (headrace: none); default: all that are installed."),
+        typer.Option(
+            metavar="NAME", help="Only these, one --peers for each (headrace: none); default: all that are installed."
+        ),
     ] = None,
     peer_python: Annotated[
         list[str] | None,
