@@ -129,9 +129,8 @@ def lie_as_stored(weights: Sequence[Weight]) -> tuple[list[int], int]:
 
 
 def _is_steady(weight: Weight) -> bool:
-    """Whether products with it have the same bits wherever it begins: 16 bits yes, float32 no (docs/log.md)."""
     sixteen = all(form.meta.dtype in (torch.bfloat16, torch.float16) for form in weight.forms)
-    return sixteen and all(part.segment.offset % 2 == 0 for part in weight.parts)
+    return all(part.segment.is_steady(sixteen) for part in weight.parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

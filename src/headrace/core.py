@@ -19,9 +19,10 @@ HUGE_PAGE_BYTES = 2 * 2**20
 
 CHUNK_BYTES = 4 * 2**20
 READER_THREADS = 4
+"""How the disk is read: by so many threads, each in pieces of this size that it needs memory for."""
+
 WIDE_LAYER = 2048
 """Hidden size of the layers that `headrace machine` measures the overhead of."""
-"""How the disk is read: by so many threads, each in pieces of this size that it needs memory for."""
 
 TENSOR_ALIGNMENT = 64
 """Tensors start at multiples of this in slots and residents alike: kernels pick their path by alignment, and another
@@ -52,6 +53,14 @@ class Segment:
     @property
     def end(self) -> int:
         return self.offset + self.nbytes
+
+    def is_steady(self, sixteen_bits: bool) -> bool:
+        """Whether products have the same bits wherever in memory it begins: 16 bits yes, float32 no (docs/log.md)."""
+        return sixteen_bits and self.offset % 2 == 0
+
+    def can_lie_as_stored(self, steady: bool) -> bool:
+        """Whether it may have the place in its page that it has in the file, so that nothing has to be copied."""
+        return steady or self.offset % TENSOR_ALIGNMENT == 0
 
 
 @dataclass(frozen=True, slots=True)

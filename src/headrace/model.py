@@ -21,13 +21,13 @@ from headrace import errors
 from headrace.blocks import Block, Blocks, Weight, find_stacks, named_sites
 from headrace.core import BlockKind, BlockShape, ModelShape, ParamShape, Segment, StoredTensor
 from headrace.lowbit.modules import Int4Linear, Int8Embedding, Int8Linear, LowBitLinear
-from headrace.origins import TORCH_DTYPES, collect_weights, trace, untie_different
+from headrace.origins import collect_weights, trace, untie_different
 from headrace.sizing import running
 from headrace.sizing.fields import Fields
 from headrace.sizing.quantized import foreign
 from headrace.sizing.scheme import QUANT_METHOD, UnknownScheme, scheme_of
 from headrace.sizing.shape import used_share
-from headrace.sizing.stored import copied_share
+from headrace.sizing.stored import copied_share, stored_dtype
 from headrace.store import Checkpoint
 
 
@@ -60,15 +60,15 @@ def build(
     reader = _dequantizer(directory, config, settings) if dequantize else None
     if reader is None:
         _check_quantization(directory, settings)
-    dtype = _stored_dtype(checkpoint) if reader is None else _dtype_of(config)
+    stored = checkpoint.tensors.values()
+    dtype = getattr(torch, stored_dtype(stored)) if reader is None else _dtype_of(config)
     model = _empty_model(directory, config, dtype, trust_remote_code)
     _apply_fp32_rules(model, dtype)
     sources, ignored = trace(model, checkpoint, reader)
     untie_different(model, checkpoint, sources)
     weights, converters = collect_weights(directory, model, checkpoint, sources)
     blocks = _cut(model, weights)
-    copied = copied_share(checkpoint.tensors.values())
-    shape = dataclasses.replace(_shape(model, blocks, config, dtype), copied_share=copied)
+    shape = dataclasses.replace(_shape(model, blocks, config, dtype), copied_share=copied_share(stored))
     return Skeleton(model, blocks, shape, dtype, converters, tuple(ignored))
 
 
@@ -203,15 +203,6 @@ def _check_quantization(directory: Path, settings: dict[str, Any]) -> None:
         ) from None
     if layout not in ("", here := layout_here()):
         raise errors.OtherLayout(model=str(directory), layout=layout, here=here or "another one")
-
-
-def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """The floating dtype that most bytes are stored in."""
-    nbytes: dict[str, int] = {}
-    for tensor in checkpoint.tensors.values():
-        if tensor.dtype in ("F16", "BF16", "F32", "F64"):
-            nbytes[tensor.dtype] = nbytes.get(tensor.dtype, 0) + tensor.nbytes
-    return TORCH_DTYPES[max(nbytes, key=lambda dtype: nbytes[dtype])] if nbytes else torch.float32
 
 
 def _empty_model(directory: Path, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:

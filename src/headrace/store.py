@@ -330,9 +330,7 @@ def layout_as_stored(segments: Sequence[Sequence[Segment]], steady: Sequence[boo
 
 
 def _can_lie_as_stored(segments: Sequence[Segment], steady: bool) -> bool:
-    if len(segments) != 1 or not segments[0].nbytes:
-        return False
-    return steady or segments[0].offset % TENSOR_ALIGNMENT == 0
+    return len(segments) == 1 and segments[0].nbytes > 0 and segments[0].can_lie_as_stored(steady)
 
 
 def coalesce(placements: Sequence[Placement], chunk_bytes: int, target_bytes: int | None = None) -> tuple[Read, ...]:

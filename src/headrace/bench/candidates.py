@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.errors import InvalidSetting
+from headrace.settings import require
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ PEERS = (
 )
 """What each does: the functions of `worker`."""
 NAMES = tuple(peer.name for peer in PEERS)
+A_PEER_PYTHON = ("a peer's name, =, and the Python that has it installed", "vllm=/opt/vllm/bin/python")
+"""What is allowed for --peer-python, and an example."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +62,10 @@ def check(names: Sequence[str], pythons: Mapping[str, str]) -> None:
     """Whether `choose` can be asked for these. Raises: InvalidSetting for a name that nobody has, or no interpreter."""
     for setting, given, known in (("--peers", names, (HEADRACE.name, *NAMES)), ("--peer-python", pythons, NAMES)):
         for name in given:
-            if name not in known:
-                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-                raise InvalidSetting(
-                    setting=setting, value=repr(name), allowed=f"one of {', '.join(known)}", suggestion=nearest
-                )
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            require(name in known, setting, repr(name), f"one of {', '.join(known)}", nearest)
     for python in pythons.values():
-        if not Path(python).is_file():
-            raise InvalidSetting(
-                setting="--peer-python",
-                value=repr(python),
-                allowed="a peer's name, =, and the Python that has it installed",
-                suggestion="vllm=/opt/vllm/bin/python",
-            )
+        require(Path(python).is_file(), "--peer-python", repr(python), *A_PEER_PYTHON)
 
 
 def choose(names: Sequence[str], pythons: Mapping[str, str], bits: int, sizes: tuple[int, int | None]) -> Chosen:

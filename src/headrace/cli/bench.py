@@ -57,8 +57,7 @@ class BenchOptions:
         if self.memory not in (None, NO_CAP):
             parse_size(self.memory)
         for pair in self.peer_python:
-            given = "a peer's name, =, and the Python that has it installed"
-            require("=" in pair, "--peer-python", repr(pair), given, "vllm=/opt/vllm/bin/python")
+            require("=" in pair, "--peer-python", repr(pair), *candidates.A_PEER_PYTHON)
         candidates.check(self.peers, self.pythons)
         if self.model not in CASES and not Path(self.model).is_dir():
             nearest = difflib.get_close_matches(self.model, CASES, n=1, cutoff=0.0)[0]

@@ -94,7 +94,12 @@ def working_bytes(shape: ModelShape, demand: Demand) -> int:
 def _activation_bytes(shape: ModelShape, demand: Demand) -> int:
     """The larger of what is live in the MLP and in attention, where about a third as much is, beside the scores."""
     in_mlp = shape.activation_bytes_per_token * demand.prefill_tokens * demand.batch
-    return max(in_mlp, in_mlp // 3 + shape.score_bytes * demand.prefill_tokens**2 * demand.batch)
+    return max(in_mlp, in_mlp // 3 + _scores_bytes(shape, demand))
+
+
+def _scores_bytes(shape: ModelShape, demand: Demand) -> int:
+    """Of one layer in the prefill, where attention keeps its scores."""
+    return shape.score_bytes * demand.prefill_tokens**2 * demand.batch
 
 
 def draft_bytes(demand: Demand) -> int:
@@ -111,7 +116,7 @@ def kept_bytes(shape: ModelShape, demand: Demand, total_bytes: int) -> int:
 
     Between the pieces of the cache also holes as large as one layer's scores, where attention keeps those.
     """
-    kept = KEPT_BYTES + shape.score_bytes * demand.prefill_tokens**2 * demand.batch
+    kept = KEPT_BYTES + _scores_bytes(shape, demand)
     return 0 if demand.memory_bytes is None else max(0, min(kept, demand.memory_bytes - total_bytes))
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from headrace.core import TENSOR_ALIGNMENT, StoredTensor
+from headrace.core import StoredTensor
 from headrace.sizing.outline import Matrices, Outline, Tensor
 
 TORCH_NAMES: Mapping[str, str] = {
@@ -95,8 +95,8 @@ def copied_share(tensors: Iterable[StoredTensor]) -> float:
 
 
 def _is_read_in_place(tensor: StoredTensor) -> bool:
-    steady = tensor.dtype in ("BF16", "F16") and tensor.segment.offset % 2 == 0
-    return not _EXPERT.match(tensor.name) and (steady or tensor.segment.offset % TENSOR_ALIGNMENT == 0)
+    steady = tensor.segment.is_steady(tensor.dtype in ("BF16", "F16"))
+    return not _EXPERT.match(tensor.name) and tensor.segment.can_lie_as_stored(steady)
 
 
 def _module(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> str:
