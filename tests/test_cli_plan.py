@@ -92,6 +92,8 @@ def test_without_matplotlib_the_extra_is_named(headrace: Run, monkeypatch: pytes
         ("--context 200000", "at most 131072"),
         ("--for trt --device l4", "vllm or sglang"),
         ("--for vllm", "no accelerator was measured here"),
+        ("--fast --device l40s", "left out with --device"),
+        ("--for vllm --device l40s --fast", "left out"),
         ("--for vllm --device l40s --memory 8GiB", "left out"),
         ("--for vllm --device l40s --offload-group-size 4", "left out"),
         ("--for vllm --device l40s --gpus 0", "--gpus"),

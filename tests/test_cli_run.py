@@ -109,11 +109,19 @@ def is_one_error(done: Outcome, *words: str, code: int = 2) -> None:
         ("--trace .", "--trace is '.' (Is a directory)"),
         ("--offload-num-in-group 8 --offload-group-size 4", "offload_num_in_group (8) must be <="),
         ("--prompt ''", "--prompt is empty, but it must be some text.\nUse --prompt 'Hello'."),
+        ("--fast --device cuda", "--fast is given, but it must be left out with --device"),
         ("stray", "Got unexpected extra argument"),
     ],
 )
 def test_a_wrong_flag(run: Run, flags: str, words: str) -> None:
     is_one_error(run("no-model", "-p", "hi", *shlex.split(flags)), words)
+
+
+def test_fast_rows_are_told_by_the_plan(run: Run, tiny: Path) -> None:
+    done = run(tiny, "-p", "hi", "--max-tokens", "3", "--fast", "--memory", "2GiB")
+    assert done.code == 0
+    assert "can differ from plain transformers'" in " ".join(done.err.split())
+    assert "torch's own kernel" not in run(tiny, "-p", "hi", "--max-tokens", "3", "--memory", "2GiB").err
 
 
 def test_checking_the_trace_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:

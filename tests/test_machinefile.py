@@ -20,9 +20,8 @@ from headrace.errors import NotWritable, UnusableMachineFile
 def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
     accelerator = None if device is None else data_sheet(device).accelerator()
     products = {"bfloat16": Products(((1, 2e10), (4, 1.5e10)), 1e-3, 5e9), "float16": Products(((1, 4e10),))}
-    contention = (Contention(1, 0.9, 0.8), Contention(4, 0.7, 1.0))
     here = dataclasses.replace(machine(), accelerator=accelerator, layer_overhead_s=1e-4, products=products)
-    here = dataclasses.replace(here, contention=contention)
+    here = dataclasses.replace(here, contention=Contention(0.9, 0.8), fast_row_bytes_per_s=3e10)
     machinefile.write(here, tmp_path / "new" / "machine.json")
     assert machinefile.read(tmp_path / "new" / "machine.json") == here
 
@@ -30,7 +29,7 @@ def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 0}, "its version is 0, and this Headrace reads version 4"),
+        ({"version": 0}, "its version is 0, and this Headrace reads version 5"),
         ({"version": None}, "its version is None"),
         ({"compute_bytes_per_s": float("nan")}, "compute_bytes_per_s is nan"),
         ({"compute_bytes_per_s": 0}, "above 0"),
@@ -41,10 +40,11 @@ def test_what_is_written_is_read(tmp_path: Path, device: str | None) -> None:
         ({"cores": True}, "cores is True"),
         ({"memory_bytes": 0}, "memory_bytes is 0"),
         ({"layer_overhead_s": float("inf")}, "layer_overhead_s is inf"),
-        ({"contention": {"rows": 1}}, "contention is not a list"),
-        ({"contention": [{"rows": 1, "disk_share": 1.5, "compute_share": 1}]}, "at most 1"),
-        ({"contention": [{"rows": 1, "disk_share": 1, "compute_share": 0}]}, "above 0"),
-        ({"contention": [{"rows": 1, "disk_share": 1, "compute_share": 1}] * 2}, "do not ascend"),
+        ({"contention": [0.5, 1]}, "contention is not an object"),
+        ({"contention": {"disk_share": 1.5, "compute_share": 1}}, "at most 1"),
+        ({"contention": {"disk_share": 1, "compute_share": 0}}, "above 0"),
+        ({"contention": {"rows": 1, "disk_share": 1, "compute_share": 1}}, "unknown field contention.rows"),
+        ({"fast_row_bytes_per_s": -1}, "fast_row_bytes_per_s is -1"),
         ({"products": {"bfloat16": {"rates": [[1, 1e9]], "layer_overhead_s": -1}}}, "layer_overhead_s is -1"),
         ({"expert_overhead_s": -1}, "above 0"),
         ({"products": [1]}, "products is not an object"),

@@ -28,7 +28,8 @@ from tiny_models import (
 
 from headrace import model as room
 from headrace.errors import ForeignQuantization, TensorMismatch, UnsupportedModel
-from headrace.model import FoldedLinear, Skeleton, build, load_tokenizer, max_positions
+from headrace.linears import FoldedLinear
+from headrace.model import Skeleton, build, load_tokenizer, max_positions
 from headrace.store import open_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -262,7 +262,7 @@ def test_computing_takes_what_products_of_that_dtype_and_so_many_rows_take() -> 
 def test_computing_and_reading_hold_each_other_up(
     disk_share: float, compute_share: float, compute_s: float, nbytes: int
 ) -> None:
-    both_at_once = (Contention(1, disk_share, compute_share),)
+    both_at_once = Contention(disk_share, compute_share)
     here = dataclasses.replace(machine(disk_bytes_per_s=1e9), contention=both_at_once)
     reached = costs.bound(compute_s, here, nbytes, 0)
     nothing, wanted = model(), demand(None)
@@ -293,14 +293,6 @@ def test_what_is_copied_is_copied_beside_the_products() -> None:
         )
     unknown = dataclasses.replace(here, copy_bytes_per_s=0.0)
     assert costs.pass_s(shape, unknown, demand(None), costs.bound(0.7, here, 10**9, 0)) == 1.0
-
-
-def test_contention_is_taken_between_the_rows_that_were_measured() -> None:
-    here = dataclasses.replace(machine(), contention=(Contention(2, 0.8, 0.6), Contention(4, 0.4, 1.0)))
-    assert here.contention_at(1) == Contention(1, 0.8, 0.6)
-    assert here.contention_at(3) == Contention(3, pytest.approx(0.6), pytest.approx(0.8))
-    assert here.contention_at(99) == Contention(99, 0.4, 1.0)
-    assert machine().contention_at(1) == Contention(1, 1.0, 1.0)
 
 
 def test_a_layer_takes_beside_its_weights_what_one_of_its_dtype_does() -> None:

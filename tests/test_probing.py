@@ -71,6 +71,7 @@ def test_what_layers_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.pass_s + kernels.layer_s > 0
     assert 0 <= kernels.expert_s < 10
     assert set(kernels.products) == set(probing.DTYPES)
+    assert kernels.fast_row_bytes_per_s > 0
     assert "bfloat16" in why
 
 
@@ -81,5 +82,6 @@ def test_reading_and_computing_at_once_leave_shares(tmp_path: Path, monkeypatch:
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(2 * CHUNK_BYTES))
     made = probing._contention(file)
-    assert [each.rows for each in made] == list(probing.SHARE_ROWS)
-    assert all(0 < each.disk_share <= 1 and 0 < each.compute_share <= 1 for each in made)
+    assert made is not None
+    assert 0 < made.disk_share <= 1
+    assert 0 < made.compute_share <= 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -201,9 +201,8 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """What is left of two rates while the disk is read and products of so many rows run: both want memory and cores."""
+    """What is left of two rates while the disk is read and products run: both want memory and cores."""
 
-    rows: int
     disk_share: float
     """Of what the disk reaches alone; above 0, at most 1."""
     compute_share: float
@@ -228,8 +227,8 @@ class Machine:
     """What a pass takes beside its layers: choosing the token, and the loop around it."""
     expert_overhead_s: float = 0.0
     """What a layer that routes tokens to experts takes more than one that does not."""
-    contention: tuple[Contention, ...] = ()
-    """Measured, rows ascend; empty where reading and computing do not hold each other up."""
+    contention: Contention | None = None
+    """Measured; None where reading and computing do not hold each other up."""
     copy_bytes_per_s: float = 0.0
     """What one thread copies in a second while every core does; 0 if it was not measured."""
     products: Mapping[str, Products] = field(default_factory=dict)
@@ -237,6 +236,8 @@ class Machine:
     int8_bytes_per_s: float = 0.0
     int4_bytes_per_s: float = 0.0
     """The same as `compute_bytes_per_s`, of weights of 8 and of 4 bits; 0 if it was not measured."""
+    fast_row_bytes_per_s: float = 0.0
+    """The same of weights in bfloat16, by torch's own kernel for one row (`linears`) instead of its default."""
     accelerator: Accelerator | None = None
     """None: the processor is the device, and its memory holds the residents."""
 
@@ -251,17 +252,16 @@ class Machine:
             return self.accelerator.memory_bytes_per_s
         return {8: self.int8_bytes_per_s, 4: self.int4_bytes_per_s}.get(bits) or self.compute_bytes_per_s
 
-    def contention_at(self, rows: int) -> Contention:
-        """Between what was measured in proportion, beyond it as at its end."""
-        if not self.contention:
-            return Contention(rows, 1.0, 1.0)
-        for low, high in itertools.pairwise(self.contention):
-            if low.rows <= rows < high.rows:
-                part = (rows - low.rows) / (high.rows - low.rows)
-                disk = (1 - part) * low.disk_share + part * high.disk_share
-                return Contention(rows, disk, (1 - part) * low.compute_share + part * high.compute_share)
-        end = self.contention[0 if rows < self.contention[0].rows else -1]
-        return Contention(rows, end.disk_share, end.compute_share)
+    def with_fast_rows(self) -> Machine:
+        """The same where one row in bfloat16 goes through torch's own kernel."""
+        rate = self.fast_row_bytes_per_s
+        if not rate:
+            return self
+        kept = self.products.get("bfloat16")
+        if kept is None:
+            return replace(self, compute_bytes_per_s=rate)
+        faster = replace(kept, rates=((1, rate), *kept.rates[1:]))
+        return replace(self, products={**self.products, "bfloat16": faster})
 
     def layer_s(self, dtype: str, hidden_size: int) -> float:
         """What one layer takes beside its weights: in proportion to its width, beyond what the smallest one takes."""

@@ -40,14 +40,16 @@ class Speculating:
         if self._obstacle and self.kind != "auto":
             raise self._refused(self._obstacle, OFF)
 
-    def find_draft(self, *, trust_remote_code: bool, on_progress: residents.Progress | None, on_device: bool) -> None:
+    def find_draft(
+        self, *, trust_remote_code: bool, on_progress: residents.Progress | None, on_device: bool, fast_rows: bool
+    ) -> None:
         """Find and build the draft model, if one was named. Raises: UserError, CheckpointError."""
         if self.kind != "draft":
             return
         if on_device:
             raise self._refused("a draft model computes on the processor only", "Use --speculate lookup.")
         directory = sources.resolve(self._asked, trust_remote_code=trust_remote_code, on_progress=on_progress)
-        self._draft = Draft(directory, trust_remote_code=trust_remote_code)
+        self._draft = Draft(directory, trust_remote_code=trust_remote_code, fast_rows=fast_rows)
         self._tokenizers = self._translation()
 
     def _translation(self) -> tuple[Any, Any] | None:
@@ -92,11 +94,13 @@ class Speculating:
 class Draft:
     """A small causal language model without its weights, until `load`."""
 
-    def __init__(self, directory: Path, *, trust_remote_code: bool) -> None:
+    def __init__(self, directory: Path, *, trust_remote_code: bool, fast_rows: bool) -> None:
         """Raises: CheckpointError, UnsupportedModel."""
         self.tokenizer = model.load_tokenizer(directory, trust_remote_code=trust_remote_code)
         self._checkpoint = store.open_checkpoint(directory)
-        self._skeleton = model.build(directory, self._checkpoint, trust_remote_code=trust_remote_code)
+        self._skeleton = model.build(
+            directory, self._checkpoint, trust_remote_code=trust_remote_code, fast_rows=fast_rows
+        )
         self.model: Any = self._skeleton.model
 
     @property

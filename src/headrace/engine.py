@@ -40,6 +40,7 @@ from headrace.planner import (
 )
 from headrace.reports import Report
 from headrace.residents import Progress
+from headrace.settings import require
 from headrace.speculation import Drafter
 
 Context = Callable[[Any, int | None], tuple[int, int]]
@@ -112,6 +113,7 @@ class Engine:
         pin_memory: bool = True,
         speculate: str | None = None,
         sampling: Sampling | None = None,
+        fast: bool = False,
         trust_remote_code: bool = False,
         tracing: bool = False,
         on_progress: Progress | None = None,
@@ -129,11 +131,13 @@ class Engine:
         `host_memory` (90 % of what is free), page-locked unless `pin_memory` is False, and beyond that on disk.
 
         `speculate` ("auto", "off", "lookup" or a smaller model) lets the plan have several tokens per pass, for answers
-        that are chosen by `sampling`: then `drafter` is for `generate`.
+        that are chosen by `sampling`: then `drafter` is for `generate`. `fast` multiplies single rows in bfloat16 by
+        torch's own kernel instead of oneDNN's (`linears`): the logits' last bits are not those of plain transformers.
 
         Raises: UserError, CheckpointError, ReadError, OutOfDeviceMemory.
         """
         target = open_device(device)
+        require(target is None or not fast, "fast", True, "False with a device: it is for the processor", "False")
         machine.tune_allocator(return_memory=True)  # before the heap grows
         config = offload or OffloadConfig()
         memory_bytes = parse_size(memory, "memory") if memory is not None else None
@@ -141,7 +145,7 @@ class Engine:
         directory = sources.resolve(path, trust_remote_code=trust_remote_code, on_progress=on_progress)
         checkpoint = store.open_checkpoint(directory)
         tokenizer = model.load_tokenizer(directory, trust_remote_code=trust_remote_code)
-        skeleton = model.build(directory, checkpoint, trust_remote_code=trust_remote_code)
+        skeleton = model.build(directory, checkpoint, trust_remote_code=trust_remote_code, fast_rows=fast)
         longest = model.max_positions(skeleton.model)
         if loads is not None:
             choices = list(loads(tokenizer, longest))
@@ -149,13 +153,16 @@ class Engine:
             choices = [Load(batch, *(context(tokenizer, longest) if callable(context) else (context, context)))]
         speculating = drafting.Speculating(speculate, skeleton, tokenizer, sampling or Sampling())
         speculating.find_draft(
-            trust_remote_code=trust_remote_code, on_progress=on_progress, on_device=target is not None
+            trust_remote_code=trust_remote_code,
+            on_progress=on_progress,
+            on_device=target is not None,
+            fast_rows=fast,
         )
         metrics = Metrics(tracing=tracing)
         reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
         around = None if target is None else Around(target, reader, metrics, pin_memory=pin_memory)
         try:
-            here = _measure(reader, checkpoint, skeleton, target)
+            here = _measure(reader, checkpoint, skeleton, target, fast=fast)
             machine.trim_memory()
             baseline_bytes = machine.resident_bytes()
             demand = Demand(
@@ -169,6 +176,7 @@ class Engine:
                 has_accelerator=target is not None,
                 host_bytes=host_bytes if host_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
                 host_baseline_bytes=baseline_bytes,
+                fast_rows=fast,
                 **speculating.demand(),
             )
             if weights_share is not None:
@@ -251,7 +259,7 @@ def _room(here: Machine) -> int:
 
 
 def _measure(
-    reader: DiskReader, checkpoint: store.Checkpoint, skeleton: model.Skeleton, device: Device | None
+    reader: DiskReader, checkpoint: store.Checkpoint, skeleton: model.Skeleton, device: Device | None, *, fast: bool
 ) -> Machine:
     name = str(skeleton.dtype).removeprefix("torch.")
     weights_per_s = machine.measure_compute_bytes_per_s(name)  # first: its memory must not be the process's peak
@@ -269,6 +277,7 @@ def _measure(
         pass_overhead_s=per_pass_s,
         int8_bytes_per_s=low_bits.get(8, 0.0),
         int4_bytes_per_s=low_bits.get(4, 0.0),
+        fast_row_bytes_per_s=machine.measure_fast_row_bytes_per_s() if fast else 0.0,
         accelerator=None if device is None else measure(device),
     )
     # Measured here in a moment all the same: it loads the code that a pass will run, which belongs to the baseline.
@@ -297,6 +306,7 @@ def _with_what_was_kept(here: Machine) -> Machine:
         contention=kept.contention,
         copy_bytes_per_s=kept.copy_bytes_per_s,
         products=kept.products,
+        fast_row_bytes_per_s=kept.fast_row_bytes_per_s or here.fast_row_bytes_per_s,
     )
 
 
@@ -409,6 +419,7 @@ def load(
     device: str | torch.device | Device | None = None,
     host_memory: str | int | None = None,
     pin_memory: bool = True,
+    fast: bool = False,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
     """The transformers model at `path`, its weights within `memory`, and its tokenizer.
@@ -430,6 +441,7 @@ def load(
         device=device,
         host_memory=host_memory,
         pin_memory=pin_memory,
+        fast=fast,
         trust_remote_code=trust_remote_code,
     )
     engine.model.headrace_engine = engine

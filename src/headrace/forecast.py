@@ -218,7 +218,14 @@ def _with_device(probed: probing.Probed, device: str | None) -> probing.Probed:
 
 
 def demand_for(
-    subject: Subject, here: Machine, *, memory: int | None, host_memory: int | None, context: int | None, batch: int
+    subject: Subject,
+    here: Machine,
+    *,
+    memory: int | None,
+    host_memory: int | None,
+    context: int | None,
+    batch: int,
+    fast: bool = False,
 ) -> Demand:
     """What running takes, as the engine counts it. Raises: InvalidSetting."""
     require(batch >= 1, "--batch", batch, "at least 1", "1")
@@ -241,7 +248,8 @@ def demand_for(
         )
         baseline = BASELINE_BYTES + int(TOKENIZER_FACTOR * subject.tokenizer_bytes)
         budget = memory if memory is not None else int(here.memory_bytes * MEMORY_SHARE)
-        return Demand(memory_bytes=budget, baseline_bytes=baseline, **common)
+        return Demand(memory_bytes=budget, baseline_bytes=baseline, fast_rows=fast, **common)
+    require(not fast, "--fast", "given", "left out with --device: it is for the processor", "without --device")
     return Demand(
         memory_bytes=memory if memory is not None else int(here.accelerator.memory_bytes * MEMORY_SHARE),
         baseline_bytes=datasheets.CONTEXT_BYTES,

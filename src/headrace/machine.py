@@ -188,6 +188,14 @@ def measure_products(dtype: str, nbytes: int = WEIGHTS_BYTES, product_rows: Sequ
     return Products(tuple(rates))
 
 
+def measure_fast_row_bytes_per_s(nbytes: int = 48 * 2**20) -> float:
+    """The same of one row in bfloat16 by torch's own kernel."""
+    from headrace import linears
+
+    with linears.own_kernel():
+        return measure_products("bfloat16", nbytes=nbytes, product_rows=(1,)).rates[0][1]
+
+
 def square_matrices(dtype: str, nbytes: int = WEIGHTS_BYTES) -> list[Any]:
     """As many as have so many bytes, at least one."""
     import torch

@@ -14,7 +14,7 @@ from headrace.cache import cache_directory
 from headrace.core import Accelerator, Contention, Link, Machine, Products, Tier
 from headrace.errors import NotWritable, Reason, UnusableMachineFile
 
-VERSION = 4
+VERSION = 5
 """Of the file; raised when a field changes its meaning."""
 
 
@@ -73,23 +73,22 @@ def _parsed(data: Any) -> Machine:
         pass_overhead_s=_rate(data, "pass_overhead_s", may_be_zero=True),
         expert_overhead_s=_rate(data, "expert_overhead_s", may_be_zero=True),
         copy_bytes_per_s=_rate(data, "copy_bytes_per_s", may_be_zero=True),
-        contention=_contention(data.get("contention", [])),
+        contention=_contention(data.get("contention")),
         products=_products(data.get("products", {})),
         int8_bytes_per_s=_rate(data, "int8_bytes_per_s", may_be_zero=True),
         int4_bytes_per_s=_rate(data, "int4_bytes_per_s", may_be_zero=True),
+        fast_row_bytes_per_s=_rate(data, "fast_row_bytes_per_s", may_be_zero=True),
         accelerator=None if accelerator is None else _accelerator(accelerator),
     )
 
 
-def _contention(data: Any) -> tuple[Contention, ...]:
-    if not isinstance(data, list) or not all(isinstance(each, dict) for each in data):
-        raise Reason("contention is not a list of objects")
-    made = tuple(
-        Contention(_count(each, "rows"), _share(each, "disk_share"), _share(each, "compute_share")) for each in data
-    )
-    if [each.rows for each in made] != sorted({each.rows for each in made}):
-        raise Reason("the rows of contention do not ascend")
-    return made
+def _contention(data: Any) -> Contention | None:
+    if data is None:
+        return None
+    if not isinstance(data, dict):
+        raise Reason("contention is not an object")
+    _check_names(Contention, data.keys(), "contention.")
+    return Contention(_share(data, "disk_share"), _share(data, "compute_share"))
 
 
 def _share(data: Mapping[str, Any], name: str) -> float:

@@ -20,6 +20,7 @@ from torch import nn
 from headrace import errors
 from headrace.blocks import Block, Blocks, Weight, find_stacks, named_sites
 from headrace.core import BlockKind, BlockShape, ModelShape, ParamShape, Segment, StoredTensor
+from headrace.linears import FoldedLinear, use_fast_rows
 from headrace.lowbit.modules import Int4Linear, Int8Embedding, Int8Linear, LowBitLinear
 from headrace.origins import collect_weights, trace, untie_different
 from headrace.sizing import running
@@ -46,12 +47,18 @@ class Skeleton:
 
 
 def build(
-    directory: Path, checkpoint: Checkpoint, *, trust_remote_code: bool = False, dequantize: bool = False
+    directory: Path,
+    checkpoint: Checkpoint,
+    *,
+    trust_remote_code: bool = False,
+    dequantize: bool = False,
+    fast_rows: bool = False,
 ) -> Skeleton:
     """The model that `directory`'s config describes, on the meta device; buffers are real.
 
     It runs in the dtype that most of its bytes are stored in: casting would mean work for every byte that streams.
-    With `dequantize`, weights that others have quantized become plain ones as they are converted.
+    With `dequantize`, weights that others have quantized become plain ones as they are converted. With `fast_rows`
+    single rows in bfloat16 are multiplied by torch's own kernel (`linears`).
 
     Raises: UnsupportedModel, ForeignQuantization, OtherLayout, TensorMismatch.
     """
@@ -64,6 +71,8 @@ def build(
     dtype = getattr(torch, stored_dtype(stored)) if reader is None else _dtype_of(config)
     model = _empty_model(directory, config, dtype, trust_remote_code)
     _apply_fp32_rules(model, dtype)
+    if fast_rows:
+        use_fast_rows(model)
     sources, ignored = trace(model, checkpoint, reader)
     untie_different(model, checkpoint, sources)
     weights, converters = collect_weights(directory, model, checkpoint, sources)
@@ -249,22 +258,6 @@ def _use_low_bits(model: Any, dtype: torch.dtype) -> None:
 
         register()
         AutoHfQuantizer.from_config(settings, pre_quantized=True).preprocess_model(model, dtype=dtype)
-
-
-class FoldedLinear(nn.Linear):
-    """A head without a bias that multiplies by a matrix of all positions, as torch does for a weight that needs grad.
-
-    Without grad, torch multiplies the last position of a prefill, which is strided, by a copy of the whole weight for
-    each sequence (192 MiB each for 49152 x 2048 in bfloat16), and in float16 and float32 the bits can differ from those
-    of the model that from_pretrained gives, whose weights do need grad. So this saves the copies and keeps the bits.
-    """
-
-    is_plain_linear = True
-    """It computes what nn.Linear does."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        folded = nn.functional.linear(input.reshape(-1, self.in_features), self.weight)
-        return folded.view(*input.shape[:-1], self.out_features)
 
 
 def _apply_fp32_rules(model: Any, dtype: torch.dtype) -> None:

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 DISK_SECONDS = 2.0
 SHARE_SECONDS = 0.15
-SHARE_ROWS = (1,)
-"""With which reading is tried: with four rows the shares were the same (docs/log.md)."""
 SHARE_TIMES = 6
 SCRATCH_BYTES = 256 * 2**20
 """Of the file that is written if none is given; it is removed again."""
@@ -100,6 +98,7 @@ def probe(file: Path | None = None) -> Probed:
             products=kernels.products,
             int8_bytes_per_s=kernels.int8_bytes_per_s,
             int4_bytes_per_s=kernels.int4_bytes_per_s,
+            fast_row_bytes_per_s=kernels.fast_row_bytes_per_s,
             accelerator=accelerator,
         ),
         tuple(notes),
@@ -253,6 +252,7 @@ class _Kernels:
     products: Mapping[str, Products] = field(default_factory=dict)
     int8_bytes_per_s: float = 0.0
     int4_bytes_per_s: float = 0.0
+    fast_row_bytes_per_s: float = 0.0
 
 
 def _kernels(copied: float) -> tuple[_Kernels, str]:
@@ -282,6 +282,7 @@ def _kernels(copied: float) -> tuple[_Kernels, str]:
         products=products,
         int8_bytes_per_s=machine.measure_low_bits_per_s(8),
         int4_bytes_per_s=machine.measure_low_bits_per_s(4),
+        fast_row_bytes_per_s=machine.measure_fast_row_bytes_per_s(machine.WEIGHTS_BYTES),
     )
     return (
         measured,
@@ -289,10 +290,10 @@ def _kernels(copied: float) -> tuple[_Kernels, str]:
     )
 
 
-def _contention(path: Path) -> tuple[Contention, ...]:
+def _contention(path: Path) -> Contention | None:
     """What is left of the disk's rate and of the processor's while both are at work, as they are in a streamed pass."""
     if importlib.util.find_spec("torch") is None:
-        return ()
+        return None
     import torch
 
     from headrace.copying.disk import DiskReader
@@ -304,7 +305,7 @@ def _contention(path: Path) -> tuple[Contention, ...]:
     try:
         both = _Both(reader, metrics, path.stat().st_size, matrices)
         with torch.inference_mode():
-            return tuple(both.contention(rows) for rows in SHARE_ROWS)
+            return both.contention()
     finally:
         reader.close()
 
@@ -324,28 +325,28 @@ class _Both:
         self._matrices = itertools.cycle(matrices)
         self._dtype, self._columns = matrices[0].dtype, matrices[0].shape[1]
 
-    def contention(self, rows: int) -> Contention:
-        """Medians of some trials."""
+    def contention(self) -> Contention:
+        """Medians of some trials, with one row: with four the shares were the same (docs/log.md)."""
         trials = []
-        self._rates(rows, read=True)
+        self._rates(multiply=True, read=True)
         for _ in range(SHARE_TIMES):
-            products, _ = self._rates(rows, read=False)
-            _, nbytes = self._rates(0, read=True)
-            some_products, some_bytes = self._rates(rows, read=True)
+            products, _ = self._rates(multiply=True, read=False)
+            _, nbytes = self._rates(multiply=False, read=True)
+            some_products, some_bytes = self._rates(multiply=True, read=True)
             trials.append((min(1.0, some_bytes / nbytes), min(1.0, some_products / products)))
-        return Contention(rows, median(disk for disk, _ in trials), median(compute for _, compute in trials))
+        return Contention(median(disk for disk, _ in trials), median(compute for _, compute in trials))
 
-    def _rates(self, rows: int, *, read: bool) -> tuple[float, float]:
-        """Products of `rows` (0: none) and bytes read per second."""
+    def _rates(self, *, multiply: bool, read: bool) -> tuple[float, float]:
+        """Products and bytes read per second."""
         import torch
 
-        hidden = torch.ones((rows, self._columns), dtype=self._dtype)
+        hidden = torch.ones((1, self._columns), dtype=self._dtype)
         products, before = 0, self._metrics.counters().read_bytes
         begin_s = now_s = time.perf_counter()
         while now_s - begin_s < SHARE_SECONDS:
             while read and len(self._under_way) < READER_THREADS:
                 self._submit()
-            if rows:
+            if multiply:
                 torch.nn.functional.linear(hidden, next(self._matrices))
                 products += 1
             else:

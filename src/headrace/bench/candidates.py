@@ -36,6 +36,7 @@ class Candidate:
 
 HEADRACE = Candidate("headrace", "headrace", bits=(16, 8, 4))
 PEERS = (
+    Candidate("headrace-fast", "headrace"),
     Candidate("accelerate-auto", "accelerate"),
     Candidate("accelerate-disk", "accelerate"),
     Candidate("mapped", "transformers"),

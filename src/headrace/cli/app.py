@@ -16,6 +16,7 @@ import typer
 from headrace import __version__
 from headrace.cli import reference, terminal
 from headrace.cli.options import (
+    Fast,
     FlagsCommand,
     HostMemory,
     OffloadFlags,
@@ -155,6 +156,7 @@ def run(
             metavar="FILE", help="Write reads, waits and layer runs there as Chrome trace events (for Perfetto)."
         ),
     ] = None,
+    fast: Fast = False,
     trust_remote_code: TrustRemoteCode = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the answer and nothing else.")] = False,
 ) -> int:
@@ -180,6 +182,7 @@ def run(
         batch_size=batch_size,
         as_json=as_json,
         trace=trace,
+        fast=fast,
         trust_remote_code=trust_remote_code,
         quiet=quiet,
     )
@@ -238,6 +241,7 @@ def serve(
     enable_log_requests: Annotated[
         bool, typer.Option("--enable-log-requests", help="Log what requests say, which is never done otherwise.")
     ] = False,
+    fast: Fast = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Serve a model that need not fit into memory. Requests that run at once share each pass over its weights."""
@@ -261,6 +265,7 @@ def serve(
         max_request_size=max_request_size,
         drain_timeout=drain_timeout,
         enable_log_requests=enable_log_requests,
+        fast=fast,
         trust_remote_code=trust_remote_code,
     )
     options.check()
@@ -322,6 +327,7 @@ def plan(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with every figure.")] = False,
+    fast: Fast = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Tell what a model would take and how fast it would be, before anything is loaded."""
@@ -340,6 +346,7 @@ def plan(
         gpus=gpus,
         utilization=gpu_memory_utilization,
         as_json=as_json,
+        fast=fast,
         trust_remote_code=trust_remote_code,
     )
     command.plan(options, offload.config())

@@ -114,6 +114,7 @@ class _Run:
                 memory=options.memory,
                 offload=config,
                 loads=self._loads,
+                fast=options.fast,
                 trust_remote_code=options.trust_remote_code,
                 tracing=options.trace is not None,
                 on_progress=bars,

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the checkpoint.")
 ]
+Fast = Annotated[
+    bool,
+    typer.Option(
+        "--fast",
+        help="Multiply single rows in bfloat16 by torch's own kernel, not oneDNN's: up to twice as fast where weights "
+        "are in memory. Last bits of the logits can differ from plain transformers'.",
+    ),
+]
 HostMemory = Annotated[
     str | None,
     typer.Option(

@@ -33,6 +33,7 @@ class PlanOptions:
     gpus: int = 1
     utilization: float = 0.9
     as_json: bool = False
+    fast: bool = False
     trust_remote_code: bool = False
 
 
@@ -52,6 +53,7 @@ def plan(options: PlanOptions, config: OffloadConfig) -> None:
         host_memory=host_memory,
         context=options.context,
         batch=options.batch,
+        fast=options.fast,
     )
     made = forecast.forecast(subject, probed, demand, config)
     if options.plot is not None:
@@ -78,6 +80,7 @@ def _plan_for_peer(options: PlanOptions, memory: int | None, host_memory: int | 
     for setting, given in (
         ("--memory", memory is not None),
         ("--plot", options.plot is not None),
+        ("--fast", options.fast),
         (" ".join(config.to_flags()), bool(config.to_flags())),
     ):
         if given:

@@ -46,6 +46,7 @@ class RunOptions:
     batch_size: int | None = None
     as_json: bool = False
     trace: Path | None = None
+    fast: bool = False
     trust_remote_code: bool = False
     quiet: bool = False
 
@@ -58,6 +59,8 @@ class RunOptions:
         beside_cpu = self.device in (None, "cpu")
         needless, beside = "for what computes on a device", "given together with --device"
         require(not beside_cpu or self.host_memory is None, "--host-memory", needless, beside, "with --device cuda")
+        on_processor = "left out with --device: it is for the processor"
+        require(beside_cpu or not self.fast, "--fast", "given", on_processor, "without --device")
         tokens, temperature, top_p, seed = self.max_tokens, self.temperature, self.top_p, self.seed
         require(tokens is None or tokens >= 1, "--max-tokens", tokens, "at least 1", str(MAX_TOKENS))
         require(temperature is None or 0 <= temperature <= 10, "--temperature", temperature, "0 to 10", "0.7")
@@ -170,6 +173,7 @@ class _Session:
                 pin_memory=options.pin_memory,
                 speculate=options.speculate,
                 sampling=self._sampling(),
+                fast=options.fast,
                 trust_remote_code=options.trust_remote_code,
                 tracing=options.trace is not None,
                 on_progress=bars,

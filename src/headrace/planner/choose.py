@@ -36,6 +36,8 @@ def plan(shape: ModelShape, machine: Machine, demand: Demand, config: OffloadCon
 
     Raises: BudgetTooSmall, HostBudgetTooSmall, NothingOffloaded.
     """
+    if demand.fast_rows:
+        machine = machine.with_fast_rows()
     backend = config.resolved_backend
     if backend == "prefetch":
         return _plan_groups(shape, machine, demand, config)
@@ -302,6 +304,8 @@ def _assemble(
         chosen, why = speculation(shape, machine, demand, made.bound)
         made = dataclasses.replace(made, speculation=chosen)
         choices.append(reasons.of_speculation(chosen, why))
+    if demand.fast_rows:
+        choices.append(reasons.of_fast_rows(shape))
     return dataclasses.replace(made, choices=tuple(choices))
 
 

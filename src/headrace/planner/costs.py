@@ -58,6 +58,8 @@ class Demand:
     """Why drafts cannot be verified with this model, if so."""
     draft: ModelShape | None = None
     """The smaller model that drafts: all of it is resident."""
+    fast_rows: bool = False
+    """Whether one row in bfloat16 goes through torch's own kernel (`linears`)."""
 
     @property
     def drafted_tokens(self) -> int:
@@ -229,12 +231,12 @@ def pass_s(shape: ModelShape, machine: Machine, demand: Demand, reached: Bound) 
     rate = machine.copy_bytes_per_s
     copying_s = reached.moved_bytes * shape.copied_share / rate if rate else 0.0
     reading_s = reached.moving_s + copying_s / READER_THREADS
-    return _at_once_s(working_s + copying_s, reading_s, machine.contention_at(demand.batch))
+    return _at_once_s(working_s + copying_s, reading_s, machine.contention)
 
 
-def _at_once_s(working_s: float, reading_s: float, left: Contention) -> float:
+def _at_once_s(working_s: float, reading_s: float, left: Contention | None) -> float:
     """Of two things that take so long alone and hold each other up; what is left of the longer then goes on alone."""
-    if left.disk_share == left.compute_share == 1:
+    if left is None or left.disk_share == left.compute_share == 1:
         return max(working_s, reading_s)  # exactly: more memory must not plan slower by a rounding
     worked_s, read_s = working_s / left.compute_share, reading_s / left.disk_share
     if worked_s < read_s:

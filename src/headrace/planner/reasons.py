@@ -103,6 +103,16 @@ def of_speculation(chosen: Speculation, why: str) -> Choice:
     return Choice("speculation", f"{chosen.kind}, {most}{chosen.tokens} token{'s' if chosen.tokens > 1 else ''}", why)
 
 
+def of_fast_rows(shape: ModelShape) -> Choice:
+    """The row for products of a single row by torch's own kernel."""
+    if shape.dtype != "bfloat16":
+        return Choice("fast", "no difference", f"it is for weights in bfloat16, and these are in {shape.dtype}")
+    if any(param.bits for block in shape.blocks for param in block.params):
+        return Choice("fast", "little difference", "weights of few bits have kernels of their own")
+    why = "torch's own kernel multiplies single rows; last bits of the logits can differ from plain transformers'"
+    return Choice("fast", "on", why)
+
+
 def _limits(bound: Bound) -> str:
     """What takes how long."""
     parts = [f"computing takes {format_seconds(bound.compute_s)}"]

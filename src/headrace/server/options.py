@@ -38,6 +38,7 @@ class ServeOptions:
     max_request_size: str = "1MiB"
     drain_timeout: float = 30.0
     enable_log_requests: bool = False
+    fast: bool = False
     trust_remote_code: bool = False
 
     @property

@@ -83,6 +83,7 @@ class Service:
                 weights_share=weights_share,
                 kept_free_bytes=KEPT_FREE_BYTES,
                 batch=options.max_num_seqs,
+                fast=options.fast,
                 trust_remote_code=options.trust_remote_code,
                 on_progress=on_progress,
                 on_plan=on_plan,

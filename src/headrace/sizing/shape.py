@@ -53,7 +53,7 @@ def model_shape(outline: Outline, fields: Fields, dtype: str, stuck: frozenset[s
 
 
 def _copied_head_bytes(outline: Outline, dtype: str) -> int:
-    """Of a head that torch copies to multiply with: one with a bias (see `model.FoldedLinear`)."""
+    """Of a head that torch copies to multiply with: one with a bias (see `linears.FoldedLinear`)."""
     names = {tensor.name: tensor for tensor in outline.tensors}
     if f"{outline.head}.bias" not in names:
         return 0
