@@ -56,10 +56,13 @@ def _product_rows(here: Machine) -> list[tuple[str, str]]:
     """Weight bytes through the cores, by dtype and by tokens at once."""
     if not here.products:
         return [("weights", f"{format_rate(here.compute_bytes_per_s)} through {here.cores} cores, decoding")]
-    return [
+    rows = [
         (dtype, ", ".join(f"{format_rate(rate)} for {rows}" for rows, rate in products.rates) + " tokens at once")
         for dtype, products in here.products.items()
     ]
+    if here.fast_row_bytes_per_s:
+        rows.append(("--fast", f"{format_rate(here.fast_row_bytes_per_s)} for 1 token in bfloat16"))
+    return rows
 
 
 def _low_bits(here: Machine) -> list[tuple[str, str]]:
