@@ -1,6 +1,6 @@
 """Tokens per pass with lookup on real prompts, and whether greedy answers are those without drafts.
 
-    python benchmarks/speculation.py [--prompts 50] [--tokens 200] [--draft MODEL] [--drafted N] [--together]
+    python benchmarks/speculation.py [--prompts 50] [--tokens 200] [--draft MODEL] [--drafted N] [--together] [--fast]
 
 SmolLM2-135M-Instruct with half of its weights in memory, or another share. Half of the prompts ask for a summary of a
 piece of this project's documentation, the others for a text about something. `--together` verifies a draft's tokens in
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--drafted", type=int, help="tokens for each pass; default: up to those of the plan, as pays")
     parser.add_argument("--share", type=float, default=0.5, help="part of the weights that the budget has room for")
     parser.add_argument("--together", action="store_true")
+    parser.add_argument("--fast", action="store_true", help="single rows by torch's own kernel")
     arguments = parser.parse_args()
     asked = prompts(arguments.prompts)
     model = sources.resolve(sources.demo_gguf())
@@ -87,6 +88,7 @@ def main() -> None:
         context=2048,
         speculate=arguments.draft,
         sampling=Sampling(arguments.tokens, 0),
+        fast=arguments.fast,
     ) as engine:
         plain = answers(engine, asked, arguments.tokens, None)
         drafted_tokens = arguments.drafted or engine.plan.speculation.tokens
