@@ -82,10 +82,16 @@ def main() -> None:
     arguments = parser.parse_args()
     asked = prompts(arguments.prompts)
     model = sources.resolve(sources.demo_gguf())
+
+    def context(tokenizer, longest: int) -> tuple[int, int]:
+        """As `headrace run` plans, for the longest of the prompts."""
+        lengths = [encode(tokenizer, [{"role": "user", "content": text}], raw=False).shape[1] for _, text in asked]
+        return max(lengths) + arguments.tokens, max(lengths)
+
     with Engine.open(
         model,
         weights_share=arguments.share,
-        context=2048,
+        context=context,
         speculate=arguments.draft,
         sampling=Sampling(arguments.tokens, 0),
         fast=arguments.fast,
