@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from fakes import demand, layers, machine, model
 from tiny_models import ARCHITECTURES, differing, ids, logits, plain_logits, shared
+from tiny_stacks import in_threads
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -86,6 +88,29 @@ def test_a_bias_is_added_and_the_switch_is_as_before_whatever_happens() -> None:
     assert torch.backends.mkldnn.enabled
 
 
+def test_two_threads_switch_it_off_together() -> None:
+    """The one that is done first must not switch it on for the other, nor the other leave it off."""
+    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
+    seen: list[bool] = []
+
+    def first() -> None:
+        with own_kernel():
+            first_is_in.set()
+            assert second_is_in.wait(60)
+        first_is_out.set()
+
+    def second() -> None:
+        assert first_is_in.wait(60)
+        with own_kernel():
+            second_is_in.set()
+            assert first_is_out.wait(60)
+            seen.append(torch.backends.mkldnn.enabled)
+
+    in_threads(first, second)
+    assert seen == [False]
+    assert torch.backends.mkldnn.enabled
+
+
 def test_only_plain_layers_in_bfloat16_are_changed() -> None:
     class Scaled(nn.Linear):
         pass
@@ -136,6 +161,22 @@ def test_the_process_is_as_it_was_and_a_plain_engine_beside_it_too(root: Path) -
         assert torch.backends.mkldnn.enabled
         assert exact.report().offloaded_bytes > 0
         assert differing(logits(exact.model), plain_logits(directory)) == []
+
+
+@pytest.mark.slow
+def test_two_models_from_two_threads(root: Path) -> None:
+    """Both prefill and decode: what one switches off for a row must not reach the other's many rows."""
+    directory = shared(root, "qwen3-moe")
+    with Engine.open(directory, fast=True) as one, Engine.open(directory, weights_share=0.5, fast=True) as other:
+        assert other.report().offloaded_bytes > 0
+        known = logits(one.model)
+        for _ in range(5):
+            for made in in_threads(lambda: logits(one.model), lambda: logits(other.model)):
+                assert differing(made, known) == []
+        with pytest.raises(TypeError):
+            one.model(input_ids="no tensor")
+        (made,) = in_threads(lambda: logits(one.model))
+        assert differing(made, known) == [], "a pass that failed keeps nobody waiting"
 
 
 @pytest.mark.slow

@@ -426,7 +426,8 @@ def load(
 
     `memory` ("3GiB", or bytes) covers the whole process, KV cache for `context` tokens of `batch` sequences included;
     without it the budget is 90 % of what is free. `model.generate` works as always. `fast` multiplies single rows in
-    bfloat16 by torch's own kernel (`linears`): the logits' last bits are not those of plain transformers.
+    bfloat16 by torch's own kernel (`linears`): the logits' last bits are not those of plain transformers, and models
+    without it should not run in another thread meanwhile.
 
     With a `device` ("cuda:0") the model computes there, `memory` is of the device, and weights that do not fit wait in
     up to `host_memory`, page-locked unless `pin_memory` is False, and beyond that on disk.

@@ -9,6 +9,7 @@ through the same kernel: they stay equal, bit for bit, but no longer equal to pl
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,7 +51,11 @@ class OneRowFoldedLinear(OneRowLinear, FoldedLinear):
 
 
 def use_fast_rows(model: nn.Module) -> int:
-    """Have `model` multiply single rows by torch's own kernel; bytes of the matrices that this is for."""
+    """Have `model` multiply single rows by torch's own kernel; bytes of the matrices that this is for.
+
+    Passes of models with fast rows run one at a time, whatever threads call them: what one switches off would change
+    the other's bits. A model without them that another thread runs meanwhile is not protected from it.
+    """
     fast: dict[type[nn.Module], type[nn.Linear]] = {nn.Linear: OneRowLinear, FoldedLinear: OneRowFoldedLinear}
     matrices = {}
     for module in model.modules():
@@ -58,16 +63,47 @@ def use_fast_rows(model: nn.Module) -> int:
         if made is not None and isinstance(module, nn.Linear) and module.weight.dtype == FAST_DTYPE:
             module.__class__ = made
             matrices[id(module.weight)] = module.weight.nbytes
+    if matrices:
+        model.register_forward_pre_hook(_begin_pass, prepend=True)
+        model.register_forward_hook(_end_pass, always_call=True)
     return sum(matrices.values())
 
 
-@contextlib.contextmanager
-def own_kernel() -> Iterator[None]:
-    """Within it torch multiplies without oneDNN. The switch is the process's: other threads' products see it too."""
-    switch: Any = torch.backends.mkldnn  # to a type checker its properties are descriptors
-    before = switch.enabled
-    switch.enabled = False
-    try:
-        yield
-    finally:
-        switch.enabled = before
+_passes = threading.RLock()
+
+
+def _begin_pass(*_: object) -> None:
+    _passes.acquire()
+
+
+def _end_pass(*_: object) -> None:
+    _passes.release()
+
+
+class _Switch:
+    """oneDNN's switch, which torch has one of for the whole process: off while any thread wants it off."""
+
+    def __init__(self) -> None:
+        self._torch: Any = torch.backends.mkldnn
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = True
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._before = self._torch.enabled
+                self._torch.enabled = False
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._torch.enabled = self._before
+
+
+own_kernel = _Switch().off
+"""Within it torch multiplies without oneDNN. Products of other threads may do so meanwhile."""
