@@ -6,14 +6,17 @@ safetensors; `ControlGroups` in test_machine.py, against the kernel.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import json
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from headrace.copying.disk import DiskReader
 from headrace.core import BlockShape, Link, Machine, ModelShape, ParamShape, Segment, Tier
@@ -24,6 +27,32 @@ from headrace.reference.records import Expectation, History, Page, Prose, Site
 from headrace.store import Read
 
 MIB = 2**20
+
+
+# --- tiny models ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """For torch: tiny models only wait for more."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def small_matrices() -> Iterator[None]:
+    """One thread, and rates of the cores that are not measured: where they decide nothing."""
+    with one_thread(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.machine.measure_compute_bytes_per_s", lambda dtype: 1e10)
+        patch.setattr("headrace.machine.measure_fast_row_bytes_per_s", lambda: 2e10)
+        patch.setattr("headrace.machine.measure_low_bits_per_s", lambda bits, dtype: 1e10)
+        yield
 
 
 # --- files --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from fakes import one_thread
 from live_server import is_idle, opened, wait_until
 
 from headrace.batching.batcher import CacheSize
@@ -29,11 +30,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """A model as small as this one only waits for more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 async def read(generation: Any) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import tiny_cli
 import tiny_models
+from fakes import one_thread
 
 from headrace.cli import app as cli
 from headrace.errors import ReadError
@@ -28,12 +29,8 @@ PROMPTS = ["the weights", "a", "the weights of the weights of the", "it", "what 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")

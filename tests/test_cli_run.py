@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import tiny_cli
+from fakes import one_thread
 
 from headrace import machine
 from headrace.cli import app as cli
@@ -53,13 +54,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """A model as small as this one only waits for more."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")

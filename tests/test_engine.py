@@ -54,16 +54,12 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _small_matrices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Threads cost tiny models more than they bring, and the rate of the cores decides nothing here."""
+def _small_matrices(request: pytest.FixtureRequest) -> Iterator[None]:
     if "smollm" in request.fixturenames:
         yield
         return
-    monkeypatch.setattr(machine, "measure_compute_bytes_per_s", lambda dtype: 1e10)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with fakes.small_matrices():
+        yield
 
 
 @pytest.fixture

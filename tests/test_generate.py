@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import small_matrices
 from tiny_models import EOS, PAD, ids, plain, shared, write_tokenizer
 from transformers import AutoTokenizer
 
-from headrace import machine
 from headrace.config import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from headrace.engine import Engine
 from headrace.generate import Answer, Sampling, encode, generate
@@ -29,12 +29,8 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_matrices() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "measure_compute_bytes_per_s", lambda dtype: 1e10)
+    with small_matrices():
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3-moe"])

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import demand, layers, machine, model
+from fakes import demand, layers, machine, model, small_matrices
 from tiny_models import ARCHITECTURES, differing, ids, logits, plain_logits, shared
 from tiny_stacks import in_threads
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from headrace import machine as here
 from headrace.config import OffloadConfig
 from headrace.core import Machine, Products
 from headrace.engine import Engine
@@ -33,10 +32,9 @@ MIB = 2**20
 
 
 @pytest.fixture(autouse=True)
-def _fixed_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the cores do decides nothing here."""
-    monkeypatch.setattr(here, "measure_compute_bytes_per_s", lambda dtype: 1e10)
-    monkeypatch.setattr(here, "measure_fast_row_bytes_per_s", lambda: 2e10)
+def _small_matrices() -> Iterator[None]:
+    with small_matrices():
+        yield
 
 
 class Kernels(TorchFunctionMode):
@@ -124,11 +122,8 @@ def test_only_plain_layers_in_bfloat16_are_changed() -> None:
 
 
 @pytest.fixture(params=sorted(ARCHITECTURES))
-def directory(request: pytest.FixtureRequest, root: Path) -> Iterator[Path]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield shared(root, request.param)
-    torch.set_num_threads(threads)
+def directory(request: pytest.FixtureRequest, root: Path) -> Path:
+    return shared(root, request.param)
 
 
 @pytest.mark.slow

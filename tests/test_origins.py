@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import small_matrices
 from safetensors.torch import load_file, save_file
 from tiny_models import (
     ARCHITECTURES,
@@ -24,7 +25,6 @@ from tiny_models import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from headrace import machine
 from headrace.engine import Engine
 from headrace.errors import TensorMismatch
 from headrace.model import Skeleton, build
@@ -37,12 +37,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
-def _small_matrices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(machine, "measure_compute_bytes_per_s", lambda dtype: 1e10)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _small_matrices() -> Iterator[None]:
+    with small_matrices():
+        yield
 
 
 def skeleton(directory: Path) -> Skeleton:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from fakes import small_matrices
 from safetensors.torch import load_file
 from tiny_models import LAYERS, differing, ids, logits
 
-from headrace import forecast, machine
+from headrace import forecast
 from headrace.config import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from headrace.engine import Engine
 from headrace.errors import (
@@ -35,13 +36,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def _small_matrices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(machine, "measure_compute_bytes_per_s", lambda dtype: 1e10)
-    monkeypatch.setattr(machine, "measure_low_bits_per_s", lambda bits, dtype: 1e10)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _small_matrices() -> Iterator[None]:
+    with small_matrices():
+        yield
 
 
 def quiet(*progress: object) -> None:

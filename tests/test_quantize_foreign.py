@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
 import torch
+from fakes import small_matrices
 from safetensors.torch import load_file
 
 import headrace
-from headrace import forecast, machine
+from headrace import forecast
 from headrace.config import OffloadConfig, PrefetchOffloadConfig
 from headrace.engine import Engine
 from headrace.errors import ForeignQuantization, UnsupportedModel
@@ -24,9 +26,9 @@ GROUP = 128
 
 
 @pytest.fixture(autouse=True)
-def _small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "measure_compute_bytes_per_s", lambda dtype: 1e10)
-    monkeypatch.setattr(machine, "measure_low_bits_per_s", lambda bits, dtype: 1e10)
+def _small_matrices() -> Iterator[None]:
+    with small_matrices():
+        yield
 
 
 def quiet(*progress: object) -> None:

@@ -13,6 +13,7 @@ import openai
 import pytest
 import tiny_models
 import torch
+from fakes import one_thread
 from live_server import Live, serving, wait_until
 from test_batching_batcher import READ_ERROR, Failing
 
@@ -21,13 +22,10 @@ MESSAGES = [{"role": "user", "content": "the theme"}]
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     directory = tiny_models.shared(tmp_path_factory.mktemp("models"), "llama", torch.float32)
-    with serving(directory, share=0.5) as live:
+    with one_thread(), serving(directory, share=0.5) as live:
         assert live.service.report.offloaded_bytes > 0
         yield live
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from fakes import one_thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import ARCHITECTURES, ids, shared
@@ -31,15 +32,12 @@ REPEATING = "the weights of the weights of the"
 @pytest.fixture(scope="module", autouse=True)
 def _fast_and_alone() -> Iterator[None]:
     """The rates of a machine on which a pass waits for its weights, so that drafts are worth it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
+    with one_thread(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "measure_compute_bytes_per_s", lambda dtype: 1e12)
         patch.setattr(machine, "measure_operations_per_s", lambda dtype: 1e15)
         patch.setattr("headrace.overheads.measure_overhead_s", lambda: (0.0, 0.0))
         patch.setattr(machinefile, "read_cached", lambda: None)
         yield
-    torch.set_num_threads(threads)
 
 
 def ask(engine: Engine, sampling: Sampling = GREEDY, text: str = REPEATING, **options: Any) -> Answer:
