@@ -111,6 +111,22 @@ def test_planning_loads_no_torch(args: tuple[str, ...]) -> None:
     assert not loaded & {*HEAVY, "matplotlib"}
 
 
+@pytest.mark.slow
+def test_reading_early_loads_no_torch(root: Path) -> None:
+    from tiny_models import shared
+
+    code = f"""
+from headrace import early
+with early.reading({str(shared(root, "llama"))!r}, context=64) as ahead:
+    ahead.wait()
+    assert ahead.committed_bytes > 2**20
+    ahead.close()
+"""
+    loaded = loaded_after(code)
+    assert "pydantic" in loaded
+    assert not loaded & {*HEAVY, "typer", "rich"}
+
+
 def test_config_loads_no_torch() -> None:
     assert not loaded_after("import headrace; headrace.OffloadConfig()") & {*HEAVY, "typer", "rich"}
 

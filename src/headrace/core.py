@@ -77,6 +77,11 @@ class StoredTensor:
     def nbytes(self) -> int:
         return self.segment.nbytes
 
+    @property
+    def is_steady(self) -> bool:
+        """`Segment.is_steady` of what is computed with as it is stored."""
+        return self.segment.is_steady(self.dtype in ("BF16", "F16"))
+
 
 @dataclass(frozen=True, slots=True)
 class ParamShape:

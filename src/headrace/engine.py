@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from headrace.backing import to_device
 from headrace.blocks import Block, Weight
 from headrace.config import OffloadConfig, parse_size
 from headrace.copying.accelerator import open_device
+from headrace.copying.ahead import ReadAhead
 from headrace.copying.device import Device
 from headrace.copying.disk import DiskReader, measure_bytes_per_s
 from headrace.copying.rates import measure
@@ -118,6 +120,7 @@ class Engine:
         tracing: bool = False,
         on_progress: Progress | None = None,
         on_plan: Callable[[Plan], None] | None = None,
+        ahead: ReadAhead | None = None,
     ) -> Engine:
         """Load the model at `path` so that the whole process stays within `memory`.
 
@@ -134,6 +137,8 @@ class Engine:
         that are chosen by `sampling`: then `drafter` is for `generate`. `fast` multiplies single rows in bfloat16 by
         torch's own kernel instead of oneDNN's (`linears`): the logits' last bits are not those of plain transformers.
 
+        `ahead` is what `early.reading` has begun to read of this checkpoint: what the plan keeps of it is not read again.
+
         Raises: UserError, CheckpointError, ReadError, OutOfDeviceMemory.
         """
         target = open_device(device)
@@ -143,7 +148,10 @@ class Engine:
         memory_bytes = parse_size(memory, "memory") if memory is not None else None
         host_bytes = parse_size(host_memory, "host_memory") if host_memory is not None else None
         directory = sources.resolve(path, trust_remote_code=trust_remote_code, on_progress=on_progress)
-        checkpoint = store.open_checkpoint(directory)
+        if ahead is not None and not (target is None and ahead.is_of(directory)):
+            ahead.close()
+            ahead = None
+        checkpoint = store.open_checkpoint(directory) if ahead is None else ahead.checkpoint
         tokenizer = model.load_tokenizer(directory, trust_remote_code=trust_remote_code)
         skeleton = model.build(directory, checkpoint, trust_remote_code=trust_remote_code, fast_rows=fast)
         longest = model.max_positions(skeleton.model)
@@ -158,13 +166,16 @@ class Engine:
             on_device=target is not None,
             fast_rows=fast,
         )
-        metrics = Metrics(tracing=tracing)
-        reader = DiskReader({name: checkpoint.path(name) for name in checkpoint.files}, metrics)
+        metrics = Metrics(tracing=tracing) if ahead is None else ahead.metrics
+        paths = {name: checkpoint.path(name) for name in checkpoint.files}
+        reader = DiskReader(paths, metrics) if ahead is None else ahead.reader
         around = None if target is None else Around(target, reader, metrics, pin_memory=pin_memory)
         try:
+            if ahead is not None:  # before anything is measured: reading takes from disk and cores alike
+                ahead.wait(None if on_progress is None else functools.partial(on_progress, residents.LOADING))
             here = _measure(reader, checkpoint, skeleton, target, fast=fast)
             machine.trim_memory()
-            baseline_bytes = machine.resident_bytes()
+            baseline_bytes = machine.resident_bytes() - (0 if ahead is None else ahead.committed_bytes)
             demand = Demand(
                 memory_bytes=memory_bytes if memory_bytes is not None else int(_room(here) * MEMORY_SHARE),
                 baseline_bytes=baseline_bytes if target is None else 0,
@@ -191,7 +202,7 @@ class Engine:
             if made.backend == "resident":  # memory is not scarce: as fast as any other program
                 machine.tune_allocator(return_memory=False)
             drafter = speculating.carry_out(made, on_progress)
-            backend = _carry_out(made, skeleton, reader, metrics, on_progress, around)
+            backend = _carry_out(made, skeleton, reader, metrics, on_progress, around, ahead)
         except BaseException:
             reader.close()
             if around is not None:
@@ -355,13 +366,14 @@ def _carry_out(
     metrics: Metrics,
     on_progress: Progress | None,
     around: Around | None,
+    ahead: ReadAhead | None,
 ) -> Backend:
     moving = _moving(made, skeleton)
     elsewhere = {weight for weights in moving.values() for weight in weights}
     elsewhere |= {weight for block in skeleton.blocks.moving if block.name in made.gathered for weight in block.weights}
     resident = [weight for weight in skeleton.blocks.weights() if weight not in elsewhere]
     if around is None:
-        residents.load(resident, skeleton.converters, reader, on_progress)
+        residents.load(resident, skeleton.converters, reader, on_progress, ahead=ahead)
     else:
         around.load_residents(resident, skeleton.converters, on_progress)
         to_device(skeleton.model, [], around.device.torch_device)

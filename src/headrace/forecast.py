@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,16 +90,23 @@ def read_subject(model: str, *, trust_remote_code: bool = False) -> Subject:
         return _from_config(path, model, {}, trust_remote_code)
     directory = path if path.is_dir() else path.parent if path.is_file() else sources.config_directory(model)
     tensors, note = _headers(directory)
-    subject = _from_config(directory / "config.json", model, tensors, trust_remote_code)
+    subject = subject_in(directory, model, tensors, trust_remote_code=trust_remote_code)
+    return dataclasses.replace(subject, notes=(*subject.notes, *note))
+
+
+def subject_in(
+    directory: Path, name: str, tensors: Mapping[str, StoredTensor], *, trust_remote_code: bool = False
+) -> Subject:
+    """The model whose config is in `directory`, and whose headers list `tensors`. Raises: UserError."""
+    subject = _from_config(directory / "config.json", name, tensors, trust_remote_code)
     shape = dataclasses.replace(subject.shape, copied_share=stored.copied_share(tensors.values()))
-    notes = (*subject.notes, *note)
-    return dataclasses.replace(subject, shape=shape, notes=notes, tokenizer_bytes=_tokenizer_bytes(directory))
+    return dataclasses.replace(subject, shape=shape, tokenizer_bytes=_tokenizer_bytes(directory))
 
 
-def _headers(directory: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
+def _headers(directory: Path) -> tuple[Mapping[str, StoredTensor], tuple[str, ...]]:
     """What the checkpoint's headers list; nothing if the weights are not here."""
     try:
-        return dict(store.open_checkpoint(directory).tensors), ()
+        return store.open_checkpoint(directory).tensors, ()
     except errors.NoWeights:
         return {}, ()
     except errors.MissingShard as error:
@@ -112,7 +120,7 @@ def _tokenizer_bytes(directory: Path) -> int:
         return 0
 
 
-def _from_config(path: Path, name: str, tensors: dict[str, StoredTensor], trust_remote_code: bool) -> Subject:
+def _from_config(path: Path, name: str, tensors: Mapping[str, StoredTensor], trust_remote_code: bool) -> Subject:
     fields = Fields(sources.read_config(path.parent, name, path.name), name)
     dtype = stored.stored_dtype(tensors.values()) if tensors else fields.dtype or "float32"
     notes = () if tensors or fields.dtype else ("the config names no dtype: float32 is assumed",)
@@ -132,7 +140,7 @@ def _without_family(
     name: str,
     fields: Fields,
     dtype: str,
-    tensors: dict[str, StoredTensor],
+    tensors: Mapping[str, StoredTensor],
     why: str,
     trust_remote_code: bool,
 ) -> Subject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,14 +12,18 @@ from typing import Any
 
 from rich.console import Console
 
+from headrace import early
 from headrace.cli import show, terminal
 from headrace.config import OffloadConfig, parse_size
+from headrace.copying.ahead import ReadAhead
 from headrace.core import Plan
 from headrace.errors import HeadraceError, InvalidSetting, MissingPackage, OutputFailed, PromptTooLong
 from headrace.settings import require
 
 CHAT_CONTEXT = 2048
 MAX_TOKENS = 256
+BYTES_PER_TOKEN, TEMPLATE_TOKENS = 2, 128
+"""Of a prompt whose tokens are not known yet: more of them than most have."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +134,8 @@ def run(options: RunOptions, config: OffloadConfig) -> int:
     if prompt is None and not sys.stdin.isatty():
         prompt = terminal.read_text().strip()
         require(prompt != "", "standard input", "empty", "some text", "with text in it, or pass -p 'Hello'")
-    session = _Session(options, config, prompt)
+    with _reading_ahead(options, config, prompt) as ahead:
+        session = _Session(options, config, prompt, ahead)
     try:
         code = session.chat() if prompt is None else session.answer_once(prompt)
         session.finish()
@@ -147,10 +153,31 @@ def require_engine() -> None:
             raise MissingPackage(package=package, purpose="Running a model", extra="engine")
 
 
+def _reading_ahead(
+    options: RunOptions, config: OffloadConfig, prompt: str | None
+) -> contextlib.AbstractContextManager[ReadAhead | None]:
+    """Weights begin to arrive, unless they go to a device, or a draft model takes of the budget as well."""
+    if options.device not in (None, "cpu") or options.speculate not in ("auto", "lookup", "off"):
+        return contextlib.nullcontext()
+    longest_answer = options.max_tokens or MAX_TOKENS
+    context = max(CHAT_CONTEXT, 2 * longest_answer)
+    if prompt is not None:
+        context = len(prompt.encode()) // BYTES_PER_TOKEN + TEMPLATE_TOKENS + longest_answer
+    return early.reading(
+        options.model,
+        memory=options.memory,
+        offload=config,
+        context=options.context or context,
+        tracing=options.trace is not None,
+    )
+
+
 class _Session:
     """A loaded model, the conversation so far and where its parts are printed: text to stdout, the rest to stderr."""
 
-    def __init__(self, options: RunOptions, config: OffloadConfig, prompt: str | None) -> None:
+    def __init__(
+        self, options: RunOptions, config: OffloadConfig, prompt: str | None, ahead: ReadAhead | None
+    ) -> None:
         from headrace import generate
         from headrace.engine import Engine
 
@@ -178,6 +205,7 @@ class _Session:
                 tracing=options.trace is not None,
                 on_progress=bars,
                 on_plan=self._show_plan,
+                ahead=ahead,
             )
         self.raw = options.raw or not getattr(self.engine.tokenizer, "chat_template", None)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headrace import errors
-from headrace.copying.slots import Slab
+from headrace.copying.pages import Pages
 from headrace.core import CHUNK_BYTES, DIRECT_ALIGNMENT, READER_THREADS
 from headrace.metrics import Metrics
 from headrace.store import Read
@@ -206,7 +206,7 @@ class DiskReader:
         return ticket
 
     def read_all(
-        self, reads: Sequence[Read], target: Slab, label: str, on_read: Callable[[int, int], None] | None = None
+        self, reads: Sequence[Read], target: Pages, label: str, on_read: Callable[[int, int], None] | None = None
     ) -> None:
         """Read into `target`, some at a time; `on_read` is told the bytes so far and in all. Raises: ReadError."""
         done, total = 0, sum(read.needed_bytes for read in reads)
@@ -236,7 +236,7 @@ class DiskReader:
         self._files.clear()
 
     def _serve(self) -> None:
-        staging = Slab(self.chunk_bytes)
+        staging = Pages(self.chunk_bytes)
         with staging.view() as view:
             while (work := self._next()) is not None:
                 self._read(*work, view, staging.address)

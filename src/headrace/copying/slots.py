@@ -1,46 +1,21 @@
-"""Slabs: aligned memory that weights land in, exactly as large as asked for. Knows nothing of what lies in it."""
+"""Slabs: memory that weights land in, as tensors see it. Knows nothing of what lies in it."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import mmap
-
 import torch
 
-from headrace.core import DIRECT_ALIGNMENT, HUGE_PAGE_BYTES, align_up
+from headrace.copying.pages import Pages
 
 
-class Slab:
-    """Anonymous memory in huge pages where the system has them; direct I/O may read into it.
-
-    Pages are committed when first written: a slab costs nothing before, and never more than its size. `discard` gives
-    pages back at once, which freeing a torch tensor does not promise. Huge pages are not a nicety: a direct read into
-    them is a few large pieces for the disk instead of one per 4 KiB, half as fast again on a virtual disk
-    (docs/log.md).
-    """
+class Slab(Pages):
+    """Pages with a tensor over them."""
 
     def __init__(self, nbytes: int, *, huge_pages: bool = True) -> None:
-        self.nbytes = align_up(max(nbytes, 1), DIRECT_ALIGNMENT)
-        huge_pages = huge_pages and self.nbytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE")
-        # Private: Python's default is shared memory, which has no huge pages and is accounted as a file. The address
-        # space beyond `nbytes` is never touched; it lets the slab begin where a huge page does.
-        spare_bytes = HUGE_PAGE_BYTES if huge_pages else 0
-        self._map = mmap.mmap(-1, self.nbytes + spare_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.address = align_up(begin, HUGE_PAGE_BYTES) if huge_pages else begin
-        self._offset = self.address - begin
-        if huge_pages:
-            with contextlib.suppress(OSError):  # a kernel without them
-                whole_bytes = self.nbytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES  # the rest would commit more than asked
-                self._map.madvise(mmap.MADV_HUGEPAGE, self._offset, whole_bytes)
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8, count=self.nbytes, offset=self._offset)
+        super().__init__(nbytes, huge_pages=huge_pages)
+        self.bytes = tensor_over(self)
         """1-d uint8 over the whole slab; it keeps the memory alive."""
 
-    def view(self) -> memoryview:
-        """The slab's bytes, for system calls."""
-        return memoryview(self._map)[self._offset : self._offset + self.nbytes]
 
-    def discard(self) -> None:
-        """Drop the contents and give the pages back to the system; the slab can be written again."""
-        self._map.madvise(mmap.MADV_DONTNEED, self._offset, self.nbytes)
+def tensor_over(pages: Pages) -> torch.Tensor:
+    """1-d uint8 over all of `pages`; it keeps the memory alive."""
+    return torch.frombuffer(pages._map, dtype=torch.uint8, count=pages.nbytes, offset=pages._offset)

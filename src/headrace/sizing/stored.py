@@ -95,8 +95,7 @@ def copied_share(tensors: Iterable[StoredTensor]) -> float:
 
 
 def _is_read_in_place(tensor: StoredTensor) -> bool:
-    steady = tensor.segment.is_steady(tensor.dtype in ("BF16", "F16"))
-    return not _EXPERT.match(tensor.name) and tensor.segment.can_lie_as_stored(steady)
+    return not _EXPERT.match(tensor.name) and tensor.segment.can_lie_as_stored(tensor.is_steady)
 
 
 def _module(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> str:

@@ -1,0 +1,209 @@
+"""What is read early is what stays, bit for bit; what cannot be told early is no error; the plan and its errors decide."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes import ScriptedReader, broken
+from tiny_models import differing, edit_config, logits, plain, plain_logits, shared, write
+
+from headrace import early, machine, store
+from headrace.config import OffloadConfig, PrefetchOffloadConfig
+from headrace.copying import ahead as room
+from headrace.copying.ahead import ReadAhead
+from headrace.engine import Engine
+from headrace.errors import BudgetTooSmall, PathNotFound, ReadError
+from headrace.metrics import Metrics
+
+pytestmark = pytest.mark.slow
+
+HALF = OffloadConfig(prefetch=PrefetchOffloadConfig(offload_group_size=2))
+"""Every second layer is streamed."""
+
+
+@pytest.fixture
+def llama(root: Path) -> Path:
+    return shared(root, "llama")
+
+
+@pytest.fixture(autouse=True)
+def _small_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Budgets differ by more than such a model has; threads cost it more than they bring."""
+    monkeypatch.setattr(early, "LESS_BYTES", (0,))
+    monkeypatch.setattr(machine, "measure_compute_bytes_per_s", lambda dtype: 1e10)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("headrace-")]
+
+
+def everything(directory: Path) -> ReadAhead:
+    checkpoint = store.open_checkpoint(directory)
+    return ReadAhead(checkpoint, list(checkpoint.tensors.values()), Metrics())
+
+
+def bound_ahead(engine: Engine, ahead: ReadAhead) -> set[str]:
+    """Names of the parameters that lie in what was read ahead."""
+    begin, end = ahead.pages.address, ahead.pages.address + ahead.pages.nbytes
+    parameters = engine.model.named_parameters()
+    return {name for name, parameter in parameters if not parameter.is_meta and begin <= parameter.data_ptr() < end}
+
+
+def with_scripted(monkeypatch: pytest.MonkeyPatch, script: Callable[[int], Any]) -> None:
+    class Reader(ScriptedReader):
+        def __init__(self, paths: dict[str, Path], metrics: Metrics) -> None:
+            super().__init__(paths, metrics)
+            self.script = script
+
+    monkeypatch.setattr(room, "DiskReader", Reader)
+
+
+def test_weights_are_bound_where_they_lie_and_the_rest_streams(llama: Path) -> None:
+    with early.reading(llama, offload=HALF, context=64) as ahead:
+        assert ahead is not None
+        with Engine.open(llama, offload=HALF, context=64, ahead=ahead) as engine:
+            there = bound_ahead(engine, ahead)
+            resident = {name for name, parameter in engine.model.named_parameters() if not parameter.is_meta}
+            assert there == resident - {"model.norm.weight"}, "what stands outside of blocks is not looked at"
+            expected = dict(plain(llama).named_parameters())
+            for name in there:
+                assert torch.equal(engine.model.get_parameter(name), expected[name]), name
+            report = engine.report()
+            assert report.offloaded_bytes > 0
+            assert ahead.committed_bytes <= engine.plan.memory.resident_bytes + len(there) * 4096
+            assert differing(logits(engine.model), plain_logits(llama)) == []
+            assert engine.report().counters.read_bytes >= report.offloaded_bytes
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_the_plan_does_not_keep_is_given_back(root: Path, architecture: str, dtype: torch.dtype) -> None:
+    """Also where a model holds weights otherwise than they are stored: those are read again, as always."""
+    directory = shared(root, architecture, dtype)
+    ahead = everything(directory)
+    before = ahead.pages.nbytes
+    with Engine.open(directory, offload=HALF, context=64, ahead=ahead) as engine:
+        there = bound_ahead(engine, ahead)
+        kept = sum(engine.model.get_parameter(name).nbytes for name in there)
+        assert 0 < kept <= ahead.committed_bytes < before
+        assert engine.report().offloaded_bytes > 0
+        assert differing(logits(engine.model), plain_logits(directory, dtype)) == []
+
+
+def test_a_budget_is_planned_for_with_less(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine.open(llama, weights_share=0.7, context=64) as engine:
+        budget = engine.memory_bytes
+    assert budget is not None
+    monkeypatch.setattr(machine, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(early.forecast, "BASELINE_BYTES", engine.plan.memory.baseline_bytes)
+    monkeypatch.setattr(early.forecast, "TOKENIZER_FACTOR", 0)
+    names = []
+    for less in ((0,), (0, 2**18), (0, 2**18, 2**19)):
+        monkeypatch.setattr(early, "LESS_BYTES", less)
+        with early.reading(llama, memory=budget, context=64) as ahead:
+            assert ahead is not None
+            ahead.wait()
+            tensors = ahead.checkpoint.tensors
+            names.append({name for name in tensors if ahead.offset_of(tensors[name].segment) is not None})
+            ahead.close()
+    assert names[0] > names[1] >= names[2] > set()
+
+
+def test_the_baseline_is_that_of_the_libraries(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = everything(llama)
+    ahead.wait()
+    filled = ahead.committed_bytes
+    assert filled > 2**20
+    monkeypatch.setattr(machine, "resident_bytes", lambda: 2**29)
+    with Engine.open(llama, offload=HALF, context=64, ahead=ahead) as engine:
+        assert engine.plan.memory.baseline_bytes == 2**29 - filled
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "of_nobody"},
+        {"hidden_size": "many"},
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        {"num_hidden_layers": -1},
+    ],
+)
+def test_a_config_that_nobody_knows_is_no_error_here(tmp_path: Path, change: dict[str, Any]) -> None:
+    directory = edit_config(write(tmp_path, "llama"), **change)
+    with early.reading(directory, context=64) as ahead:
+        if ahead is not None:
+            ahead.close()
+
+
+def test_what_is_not_there_is_no_error_here(tmp_path: Path, llama: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"cut off")
+    for model in (tmp_path / "nowhere", tmp_path, "org/name", llama / "model.safetensors"):
+        with early.reading(model, context=64) as ahead:
+            assert ahead is None
+    for memory in ("much", 2**20):
+        with early.reading(llama, memory=memory, context=64) as ahead:
+            assert ahead is None
+    with pytest.raises(PathNotFound), early.reading(tmp_path / "nowhere", context=64) as ahead:
+        Engine.open(tmp_path / "nowhere", ahead=ahead)
+
+
+def test_a_read_that_fails_once_is_done_again(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_scripted(monkeypatch, broken(errno.EIO))
+    with early.reading(llama, offload=HALF, context=64) as ahead:
+        assert ahead is not None
+        with Engine.open(llama, offload=HALF, context=64, ahead=ahead) as engine:
+            assert not bound_ahead(engine, ahead)
+            assert ahead.committed_bytes == 0
+            assert differing(logits(engine.model), plain_logits(llama)) == []
+
+
+def test_a_file_that_cannot_be_read_is_the_engines_error(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_scripted(monkeypatch, broken(errno.EIO, times=1000))
+    with pytest.raises(ReadError, match=r"model\.safetensors.*Input/output error"):
+        with early.reading(llama, offload=HALF, context=64) as ahead:
+            assert ahead is not None
+            Engine.open(llama, offload=HALF, context=64, ahead=ahead)
+    assert ahead is not None
+    assert ahead.committed_bytes == 0
+
+
+def test_an_interrupt_inside_ends_the_reading(llama: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), early.reading(llama, context=64) as ahead:
+        assert ahead is not None
+        raise KeyboardInterrupt
+    assert ahead is not None
+    assert not any(ahead.pages.view())
+
+
+def test_a_budget_that_is_too_small_is_told_as_always(llama: Path) -> None:
+    with pytest.raises(BudgetTooSmall), early.reading(llama, context=64) as ahead:
+        assert ahead is not None
+        Engine.open(llama, memory="1MiB", context=64, ahead=ahead)
+
+
+def test_of_another_model_nothing_is_taken(llama: Path, root: Path) -> None:
+    other = shared(root, "mixtral")
+    ahead = everything(other)
+    with Engine.open(llama, offload=HALF, context=64, ahead=ahead) as engine:
+        assert not bound_ahead(engine, ahead)
+        assert ahead.committed_bytes == 0
+        assert differing(logits(engine.model), plain_logits(llama)) == []
+
+
+def test_two_models_at_once(llama: Path, root: Path) -> None:
+    other = shared(root, "mixtral")
+    with early.reading(llama, context=64) as first, early.reading(other, offload=HALF, context=64) as second:
+        with (
+            Engine.open(other, offload=HALF, context=64, ahead=second) as streamed,
+            Engine.open(llama, context=64, ahead=first) as resident,
+        ):
+            assert differing(logits(resident.model), plain_logits(llama)) == []
+            assert differing(logits(streamed.model), plain_logits(other)) == []
