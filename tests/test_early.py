@@ -1,4 +1,4 @@
-"""What is read early is what stays, bit for bit; what cannot be told early is no error; the plan and its errors decide."""
+"""What is read early is what stays, bit for bit; what cannot be told early is no error; the engine's plan decides."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ def test_what_is_not_there_is_no_error_here(tmp_path: Path, llama: Path) -> None
     for memory in ("much", 2**20):
         with early.reading(llama, memory=memory, context=64) as ahead:
             assert ahead is None
-    with pytest.raises(PathNotFound), early.reading(tmp_path / "nowhere", context=64) as ahead:
-        Engine.open(tmp_path / "nowhere", ahead=ahead)
+    with pytest.raises(PathNotFound):
+        Engine.open(tmp_path / "nowhere", ahead=None)
 
 
 def test_a_read_that_fails_once_is_done_again(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,33 +165,40 @@ def test_a_read_that_fails_once_is_done_again(llama: Path, monkeypatch: pytest.M
             assert differing(logits(engine.model), plain_logits(llama)) == []
 
 
+def opened_within(llama: Path, begun: list[ReadAhead], **settings: Any) -> None:
+    with early.reading(llama, context=64) as ahead:
+        assert ahead is not None
+        begun.append(ahead)
+        Engine.open(llama, context=64, ahead=ahead, **settings)
+
+
 def test_a_file_that_cannot_be_read_is_the_engines_error(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_scripted(monkeypatch, broken(errno.EIO, times=1000))
+    begun: list[ReadAhead] = []
     with pytest.raises(ReadError, match=r"model\.safetensors.*Input/output error"):
-        with early.reading(llama, offload=HALF, context=64) as ahead:
-            assert ahead is not None
-            Engine.open(llama, offload=HALF, context=64, ahead=ahead)
-    assert ahead is not None
-    assert ahead.committed_bytes == 0
-
-
-def test_an_interrupt_inside_ends_the_reading(llama: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), early.reading(llama, context=64) as ahead:
-        assert ahead is not None
-        raise KeyboardInterrupt
-    assert ahead is not None
-    assert not any(ahead.pages.view())
+        opened_within(llama, begun)
+    assert begun[0].committed_bytes == 0
 
 
 def test_a_budget_that_is_too_small_is_told_as_always(llama: Path) -> None:
-    with pytest.raises(BudgetTooSmall), early.reading(llama, context=64) as ahead:
-        assert ahead is not None
-        Engine.open(llama, memory="1MiB", context=64, ahead=ahead)
+    begun: list[ReadAhead] = []
+    with pytest.raises(BudgetTooSmall):
+        opened_within(llama, begun, memory="1MiB")
+    assert not any(begun[0].pages.view()), "nothing of it is left"
+
+
+def test_an_interrupt_ends_the_reading(llama: Path) -> None:
+    def interrupt(plan: object) -> None:
+        raise KeyboardInterrupt
+
+    begun: list[ReadAhead] = []
+    with pytest.raises(KeyboardInterrupt):
+        opened_within(llama, begun, on_plan=interrupt)
+    assert not any(begun[0].pages.view())
 
 
 def test_of_another_model_nothing_is_taken(llama: Path, root: Path) -> None:
-    other = shared(root, "mixtral")
-    ahead = everything(other)
+    ahead = everything(shared(root, "mixtral"))
     with Engine.open(llama, offload=HALF, context=64, ahead=ahead) as engine:
         assert not bound_ahead(engine, ahead)
         assert ahead.committed_bytes == 0
@@ -200,10 +207,12 @@ def test_of_another_model_nothing_is_taken(llama: Path, root: Path) -> None:
 
 def test_two_models_at_once(llama: Path, root: Path) -> None:
     other = shared(root, "mixtral")
-    with early.reading(llama, context=64) as first, early.reading(other, offload=HALF, context=64) as second:
-        with (
-            Engine.open(other, offload=HALF, context=64, ahead=second) as streamed,
-            Engine.open(llama, context=64, ahead=first) as resident,
-        ):
-            assert differing(logits(resident.model), plain_logits(llama)) == []
-            assert differing(logits(streamed.model), plain_logits(other)) == []
+    with (
+        early.reading(llama, context=64) as first,
+        early.reading(other, offload=HALF, context=64) as second,
+        Engine.open(other, offload=HALF, context=64, ahead=second) as streamed,
+        Engine.open(llama, context=64, ahead=first) as resident,
+    ):
+        assert streamed.report().offloaded_bytes > 0
+        assert differing(logits(resident.model), plain_logits(llama)) == []
+        assert differing(logits(streamed.model), plain_logits(other)) == []

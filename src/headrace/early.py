@@ -1,9 +1,10 @@
 """Reading begins before torch is imported: weights that will stay in memory for sure arrive meanwhile.
 
-Until there is a model to put them into, seconds pass in which the disk and a core have nothing to do. Knows the headers,
-the config and the budget. Does not know what the libraries will take, how many tokens a prompt has, or how transformers
-holds a weight: the engine's own plan decides, and what it does not keep of this is given back before anything else is
-read. What cannot be told here is not read ahead, and is no error: the engine finds out the same, and says it.
+Until there is a model to put them into, seconds pass in which the disk and a core have nothing to do. Knows the
+headers, the config and the budget. Does not know what the libraries will take, how many tokens a prompt has, or how
+transformers holds a weight: the engine's own plan decides, and what it does not keep of this is given back before
+anything else is read. What cannot be told here is not read ahead, and is no error: the engine finds out the same, and
+has the words for it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _begin(
         budget = None if memory is None else parse_size(memory)
         tensors = _staying(checkpoint, budget, config, context)
         return ReadAhead(checkpoint, tensors, metrics) if tensors else None
-    except Exception as error:  # whatever is wrong with the model, the engine meets it too and has the words for it
+    except Exception as error:  # whatever it is, the engine meets it too
         logger.debug("nothing is read ahead: %r", error)
         return None
 

@@ -137,7 +137,7 @@ class Engine:
         that are chosen by `sampling`: then `drafter` is for `generate`. `fast` multiplies single rows in bfloat16 by
         torch's own kernel instead of oneDNN's (`linears`): the logits' last bits are not those of plain transformers.
 
-        `ahead` is what `early.reading` has begun to read of this checkpoint: what the plan keeps of it is not read again.
+        `ahead` is what `early.reading` has begun to read of it: what the plan keeps of that is not read again.
 
         Raises: UserError, CheckpointError, ReadError, OutOfDeviceMemory.
         """

@@ -107,14 +107,17 @@ def greedy(model: Any) -> Iterator[int]:
 
 
 def headrace(path: str, wanted: Wanted, *, fast: bool = False) -> Figures:
-    """Headrace with the cap as its budget."""
-    import headrace
-    import headrace.engine
+    """Headrace with the cap as its budget, opened as `headrace run` does it."""
+    from headrace import early
 
     before = disk_bytes()["write_bytes"]
-    model, _ = headrace.load(path, memory=wanted["memory_bytes"], context=64, fast=fast)
-    figures = timed(greedy(model), wanted["tokens"], before)
-    report = headrace.report(model).to_json()
+    asked: Any = {"memory": wanted["memory_bytes"], "context": 64}
+    with early.reading(path, **asked) as ahead:
+        from headrace.engine import Engine
+
+        engine = Engine.open(path, fast=fast, ahead=ahead, **asked)
+    figures = timed(greedy(engine.model), wanted["tokens"], before)
+    report = engine.report().to_json()
     kept = ("backend", "offloaded_bytes", "resident_bytes", "ring_bytes", "bound", "counters")
     return figures | {name: report[name] for name in kept} | {"planned": report["plan"]["memory"]}
 

@@ -175,9 +175,7 @@ def _reading_ahead(
 class _Session:
     """A loaded model, the conversation so far and where its parts are printed: text to stdout, the rest to stderr."""
 
-    def __init__(
-        self, options: RunOptions, config: OffloadConfig, prompt: str | None, ahead: ReadAhead | None
-    ) -> None:
+    def __init__(self, options: RunOptions, config: OffloadConfig, prompt: str | None, ahead: ReadAhead | None) -> None:
         from headrace import generate
         from headrace.engine import Engine
 

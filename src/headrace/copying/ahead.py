@@ -1,4 +1,4 @@
-"""Stored tensors on their way into memory before it is known where a model has them. Knows no model, no plan, no torch."""
+"""Stored tensors on their way into memory before it is known where a model has them. Knows no plan, and not torch."""
 
 from __future__ import annotations
 
