@@ -80,7 +80,7 @@ def test_tensors_lie_where_a_slab_has_them_with_their_bytes(
         assert (address - segment.offset) % DIRECT_ALIGNMENT == 0 or address % TENSOR_ALIGNMENT == 0
     total = sum(checkpoint.tensors[name].nbytes for name in "acd")
     assert len(told) > 1
-    assert told[-1][0] >= total == told[-1][1]
+    assert total <= told[-1][0] == told[-1][1] < total + 4 * DIRECT_ALIGNMENT
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert ahead.metrics.counters().read_bytes >= total
     assert ahead.committed_bytes == ahead.pages.nbytes

@@ -14,6 +14,7 @@ from fakes import ScriptedReader, broken
 from tiny_models import differing, edit_config, logits, plain, plain_logits, shared, write
 
 from headrace import early, machine, store
+from headrace.cli.app import main
 from headrace.config import OffloadConfig, PrefetchOffloadConfig
 from headrace.copying import ahead as room
 from headrace.copying.ahead import ReadAhead
@@ -216,3 +217,31 @@ def test_two_models_at_once(llama: Path, root: Path) -> None:
         assert streamed.report().offloaded_bytes > 0
         assert differing(logits(resident.model), plain_logits(llama)) == []
         assert differing(logits(streamed.model), plain_logits(other)) == []
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[ReadAhead | None]:
+    """What each command begins to read."""
+    all_of_it: list[ReadAhead | None] = []
+    begin = early._begin
+
+    def spy(*arguments: Any) -> ReadAhead | None:
+        all_of_it.append(begin(*arguments))
+        return all_of_it[-1]
+
+    monkeypatch.setattr(early, "_begin", spy)
+    return all_of_it
+
+
+@pytest.mark.usefixtures("capsys")
+def test_the_command_reads_early(llama: Path, begun: list[ReadAhead | None]) -> None:
+    assert main(["run", str(llama), "-p", "Hello", "--max-tokens", "4", "-q"]) == 0
+    (ahead,) = begun
+    assert ahead is not None
+    assert ahead.committed_bytes > 2**20, "it was all kept: the model fits"
+
+
+@pytest.mark.usefixtures("capsys")
+def test_the_command_does_not_where_a_draft_model_takes_memory_too(llama: Path, begun: list[ReadAhead | None]) -> None:
+    assert main(["run", str(llama), "-p", "Hello", "--max-tokens", "4", "-q", "--speculate", str(llama)]) == 0
+    assert not begun

@@ -234,6 +234,19 @@ def test_offline_and_in_the_cache(tmp_path: Path) -> None:
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text("0" * 40)
     assert sources.resolve("org/name") == snapshot
+    assert sources.directory_here("org/name") == snapshot
+
+
+def test_what_is_here_is_found_without_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*arguments: object, **options: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", asked)
+    assert sources.directory_here(tmp_path) == tmp_path
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for other in ("", "org/name", "not a name", tmp_path / "nowhere", tmp_path / "model.gguf"):
+        assert sources.directory_here(other) is None
 
 
 def response(status: int) -> Any:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from headrace import forecast, machine, store
+from headrace import forecast, machine, sources, store
 from headrace.config import OffloadConfig, parse_size
 from headrace.copying.ahead import ReadAhead
 from headrace.core import Link, Machine, StoredTensor, Tier
@@ -56,10 +55,10 @@ def reading(
 def _begin(
     model: str | Path, memory: str | int | None, config: OffloadConfig, context: int, metrics: Metrics
 ) -> ReadAhead | None:
-    directory = Path(os.path.expanduser(model))
-    if not directory.is_dir():
-        return None
     try:
+        directory = sources.directory_here(model)
+        if directory is None:
+            return None
         checkpoint = store.open_checkpoint(directory)
         budget = None if memory is None else parse_size(memory)
         tensors = _staying(checkpoint, budget, config, context)
@@ -78,11 +77,11 @@ def _staying(
     here = Machine(machine.available_bytes(), machine.cores(), Link(Tier.DISK, Tier.DEVICE, 1.0), 1.0)
     context = min(context, subject.longest or context)
     demand = forecast.demand_for(subject, here, memory=memory_bytes, host_memory=None, context=context, batch=1)
-    assert demand.memory_bytes is not None
-    demand = dataclasses.replace(demand, baseline_bytes=max(demand.baseline_bytes, machine.resident_bytes()))
+    budget, baseline = demand.memory_bytes, max(demand.baseline_bytes, machine.resident_bytes())
+    assert budget is not None
     moved: set[str] = set()
     for less_bytes in LESS_BYTES:
-        smaller = dataclasses.replace(demand, memory_bytes=demand.memory_bytes - less_bytes)
+        smaller = dataclasses.replace(demand, memory_bytes=budget - less_bytes, baseline_bytes=baseline)
         made = plan(subject.shape, here, smaller, config)
         moved.update(made.gathered)
         moved.update(name for _, names in made.streamed for name in names)

@@ -60,11 +60,12 @@ class ReadAhead:
         """
         self._waited_for.set()
         self._thread.join()
-        done, total = 0, sum(segment.nbytes for segment in self._offsets)
+        sizes = [sum(read.needed_bytes for read in group) for group in self._groups]
+        done, total = 0, sum(sizes)
         try:
-            for ticket, group in zip(self._tickets, self._groups, strict=True):
+            for ticket, nbytes in zip(self._tickets, sizes, strict=True):
                 ticket.wait()
-                done += sum(read.needed_bytes for read in group)
+                done += nbytes
                 if on_read is not None:
                     on_read(done, total)
         except ReadError:

