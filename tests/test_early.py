@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import ScriptedReader, broken
+from fakes import ScriptedReader, broken, small_matrices
 from tiny_models import differing, edit_config, logits, plain, plain_logits, shared, write
 
 from headrace import early, machine, store
@@ -35,13 +35,10 @@ def llama(root: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _small_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Budgets differ by more than such a model has; threads cost it more than they bring."""
+    """Budgets differ by more than such a model has."""
     monkeypatch.setattr(early, "LESS_BYTES", (0,))
-    monkeypatch.setattr(machine, "measure_compute_bytes_per_s", lambda dtype: 1e10)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with small_matrices():
+        yield
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("headrace-")]
 
 
