@@ -1,4 +1,4 @@
-"""Pages: whole ones, aligned, and given back in part or as a whole. What a tensor sees of them: test_copying_slots.py."""
+"""Pages: whole ones, aligned, given back in part or as a whole. What a tensor sees of them: test_copying_slots.py."""
 
 from __future__ import annotations
 
