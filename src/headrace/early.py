@@ -79,7 +79,7 @@ def _staying(
     demand = forecast.demand_for(subject, here, memory=memory_bytes, host_memory=None, context=context, batch=1)
     budget, baseline = demand.memory_bytes, max(demand.baseline_bytes, machine.resident_bytes())
     assert budget is not None
-    moved: set[str] = set()
+    moved: set[str] = set()  # names of parameters, and of tables that are looked up by rows
     for less_bytes in LESS_BYTES:
         smaller = dataclasses.replace(demand, memory_bytes=budget - less_bytes, baseline_bytes=baseline)
         made = plan(subject.shape, here, smaller, config)

@@ -162,7 +162,7 @@ def _reading_ahead(
     longest_answer = options.max_tokens or MAX_TOKENS
     context = max(CHAT_CONTEXT, 2 * longest_answer)
     if prompt is not None:
-        context = len(prompt.encode()) // BYTES_PER_TOKEN + TEMPLATE_TOKENS + longest_answer
+        context = len(prompt.encode(errors="replace")) // BYTES_PER_TOKEN + TEMPLATE_TOKENS + longest_answer
     return early.reading(
         options.model,
         memory=options.memory,
