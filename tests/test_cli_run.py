@@ -120,6 +120,18 @@ def test_fast_rows_are_told_by_the_plan(run: Run, tiny: Path) -> None:
     assert "torch's own kernel" not in run(tiny, "-p", "hi", "--max-tokens", "3", "--memory", "2GiB").err
 
 
+@pytest.mark.parametrize(("others", "told"), [(0.4, True), (0.1, False)])
+def test_a_busy_processor_is_told(
+    run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch, others: float, told: bool
+) -> None:
+    monkeypatch.setattr("headrace.machine.others_share", lambda before, after: others)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    done = run(tiny, "-p", "hi", "--max-tokens", "2", "--memory", "2GiB")
+    assert ("Others had 40% of the processor" in done.err) == told
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert "OMP_WAIT_POLICY" not in run(tiny, "-p", "hi", "--max-tokens", "2", "--memory", "2GiB").err
+
+
 def test_checking_the_trace_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
     is_one_error(run("no-model", "-p", "hi", "--trace", tmp_path / "trace.json"), "does not exist")
     assert list(tmp_path.iterdir()) == []

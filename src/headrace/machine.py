@@ -122,6 +122,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
+BUSY_SHARE = 0.15
+"""Of all cores: if others have more, what is measured is not what the machine can do."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessorTime:
     """Seconds of all cores since the machine started, and of this process."""

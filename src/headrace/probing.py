@@ -45,8 +45,6 @@ SHARE_SECONDS = 0.15
 SHARE_TIMES = 6
 SCRATCH_BYTES = 256 * 2**20
 """Of the file that is written if none is given; it is removed again."""
-BUSY_SHARE = 0.15
-"""Of all cores: if others have more, what is measured is not what the machine can do."""
 COPY_BYTES = 128 * 2**20
 DEVICE_SIDE = 8192
 """Of the matrices that an accelerator multiplies."""
@@ -81,7 +79,7 @@ def probe(file: Path | None = None) -> Probed:
     if accelerator is None:
         notes.append("accelerator: torch sees none")
     busy = machine.others_share(begin, machine.ProcessorTime.now())
-    if busy > BUSY_SHARE:
+    if busy > machine.BUSY_SHARE:
         notes.append(f"others had {busy:.0%} of the processor meanwhile: measure again when they are done")
     return Probed(
         Machine(

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace import early
+from headrace import early, machine
 from headrace.cli import show, terminal
 from headrace.config import OffloadConfig, parse_size
 from headrace.copying.ahead import ReadAhead
@@ -206,6 +206,7 @@ class _Session:
                 ahead=ahead,
             )
         self.raw = options.raw or not getattr(self.engine.tokenizer, "chat_template", None)
+        self._loaded = machine.ProcessorTime.now()
 
     def _show_plan(self, plan: Plan) -> None:
         terminal.raise_if_interrupted()
@@ -330,12 +331,24 @@ class _Session:
         if self.answers:
             self.console.print()
             self.console.print(show.report_rows(report, self.answers))
+            self._tell_if_busy()
         failure = self._write_trace()
         if self.options.as_json:
             document = {"model": self.options.model, **show.figures(report, self.answers)}
             terminal.write(json.dumps(document, allow_nan=False) + "\n")
         if failure is not None:
             raise failure
+
+    def _tell_if_busy(self) -> None:
+        """OpenMP's threads wait for each other by spinning, and so take the processor from whom they wait for."""
+        others = machine.others_share(self._loaded, machine.ProcessorTime.now())
+        if others > machine.BUSY_SHARE and "OMP_WAIT_POLICY" not in os.environ:
+            self.console.print(
+                f"Others had {others:.0%} of the processor meanwhile. On a busy machine this can be several times as "
+                "fast with OMP_WAIT_POLICY=passive in the environment (on a quiet one it is slower).",
+                style="dim",
+                soft_wrap=True,
+            )
 
     def _write_trace(self) -> OutputFailed | None:
         path = self.options.trace
