@@ -267,6 +267,7 @@ def test_answers_to_other_questions_are_left_alone(batch: Batch, capsys: pytest.
     assert "does not answer what is asked now" in refused(batch, capsys)
     batch.ask({"prompt": "a"})
     assert "does not answer what is asked now" in refused(batch, capsys, "--max-tokens", 7)
+    assert "does not answer what is asked now" in refused(batch, capsys, "--fast")
     assert batch.out.read_bytes() == before
 
 

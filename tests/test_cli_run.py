@@ -116,8 +116,8 @@ def test_a_wrong_flag(run: Run, flags: str, words: str) -> None:
 def test_fast_rows_are_told_by_the_plan(run: Run, tiny: Path) -> None:
     done = run(tiny, "-p", "hi", "--max-tokens", "3", "--fast", "--memory", "2GiB")
     assert done.code == 0
-    assert "can differ from plain transformers'" in " ".join(done.err.split())
-    assert "torch's own kernel" not in run(tiny, "-p", "hi", "--max-tokens", "3", "--memory", "2GiB").err
+    assert "last bits of the logits can differ" in " ".join(done.err.split())
+    assert "last bits" not in run(tiny, "-p", "hi", "--max-tokens", "3", "--memory", "2GiB").err
 
 
 @pytest.mark.parametrize(("others", "told"), [(0.4, True), (0.1, False)])
@@ -125,9 +125,10 @@ def test_a_busy_processor_is_told(
     run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch, others: float, told: bool
 ) -> None:
     monkeypatch.setattr("headrace.machine.others_share", lambda before, after: others)
+    monkeypatch.setattr("os.cpu_count", machine.cores)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     done = run(tiny, "-p", "hi", "--max-tokens", "2", "--memory", "2GiB")
-    assert ("Others had 40% of the processor" in done.err) == told
+    assert ("Other processes had 40% of the processor" in done.err) == told
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     assert "OMP_WAIT_POLICY" not in run(tiny, "-p", "hi", "--max-tokens", "2", "--memory", "2GiB").err
 
@@ -394,7 +395,8 @@ def test_without_max_tokens_the_answer_takes_what_the_context_leaves(run: Run, t
 @pytest.mark.slow
 def test_the_last_line_is_every_figure(run: Run, tiny: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    done = run(tiny, "-p", "hi", "--max-tokens", "5", "--json", "--trace", trace, "--offload-group-size", "1")
+    alone = ["--speculate", "off"]  # a draft would share a pass among tokens
+    done = run(tiny, "-p", "hi", "--max-tokens", "5", "--json", "--trace", trace, "--offload-group-size", "1", *alone)
     *text, last = done.out.splitlines()
     document = strict(last)
     (answer,) = document["answers"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from headrace.config import OffloadConfig, PrefetchOffloadConfig
 from headrace.copying import ahead as room
 from headrace.copying.ahead import ReadAhead
 from headrace.engine import Engine
-from headrace.errors import BudgetTooSmall, PathNotFound, ReadError
+from headrace.errors import BudgetTooSmall, HeadraceError, PathNotFound, ReadError
 from headrace.metrics import Metrics
 
 pytestmark = pytest.mark.slow
@@ -130,14 +131,26 @@ def test_the_baseline_is_that_of_the_libraries(llama: Path, monkeypatch: pytest.
         {"model_type": "of_nobody"},
         {"hidden_size": "many"},
         {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-        {"num_hidden_layers": -1},
     ],
 )
 def test_a_config_that_nobody_knows_is_no_error_here(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Read or not, what follows is the engine's own answer."""
     directory = edit_config(write(tmp_path, "llama"), **change)
-    with early.reading(directory, context=64) as ahead:
-        if ahead is not None:
-            ahead.close()
+    with pytest.raises(HeadraceError) as refused:
+        Engine.open(directory, context=64)
+    with pytest.raises(HeadraceError) as again, early.reading(directory, context=64) as ahead:
+        Engine.open(directory, context=64, ahead=ahead)
+    assert str(again.value) == str(refused.value)
+
+
+def test_what_a_model_has_is_not_taken_from_it_by_a_later_error(llama: Path) -> None:
+    with contextlib.suppress(KeyboardInterrupt), early.reading(llama, context=64) as ahead:
+        assert ahead is not None
+        engine = Engine.open(llama, context=64, ahead=ahead)
+        known = logits(engine.model)
+        raise KeyboardInterrupt
+    assert engine.report().offloaded_bytes == 0
+    assert differing(logits(engine.model), known) == []
 
 
 def test_what_is_not_there_is_no_error_here(tmp_path: Path, llama: Path) -> None:
@@ -241,4 +254,5 @@ def test_the_command_reads_early(llama: Path, begun: list[ReadAhead | None]) -> 
 @pytest.mark.usefixtures("capsys")
 def test_the_command_does_not_where_a_draft_model_takes_memory_too(llama: Path, begun: list[ReadAhead | None]) -> None:
     assert main(["run", str(llama), "-p", "Hello", "--max-tokens", "4", "-q", "--speculate", str(llama)]) == 0
+    assert main(["run", str(llama), "-p", "Hello", "--max-tokens", "4", "-q", "--device", "cuda"]) == 2
     assert not begun

@@ -19,12 +19,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from headrace.config import OffloadConfig
-from headrace.core import Machine, Products
+from headrace.core import BlockShape, Machine, ParamShape, Products
 from headrace.engine import Engine
 from headrace.errors import InvalidSetting
 from headrace.generate import Sampling, generate
 from headrace.linears import FoldedLinear, OneRowFoldedLinear, OneRowLinear, own_kernel, use_fast_rows
 from headrace.planner import plan
+from headrace.planner.costs import fast_share
 from headrace.testing import SimulatedAccelerator
 
 GREEDY = Sampling(12, 0)
@@ -56,7 +57,7 @@ def names_of(engine: Engine) -> set[str]:
 @pytest.mark.parametrize("kind", [nn.Linear, FoldedLinear])
 def test_one_row_goes_through_torch_s_kernel_and_several_do_not(kind: type[nn.Linear]) -> None:
     layer = kind(64, 96, bias=False, dtype=torch.bfloat16)
-    assert use_fast_rows(layer) == 64 * 96 * 2
+    assert use_fast_rows(nn.Sequential(layer)) == 64 * 96 * 2
     assert type(layer) in (OneRowLinear, OneRowFoldedLinear)
     hidden = torch.randn(1, 3, 64, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode(), Kernels() as kernels:
@@ -72,7 +73,7 @@ def test_one_row_goes_through_torch_s_kernel_and_several_do_not(kind: type[nn.Li
 
 def test_a_bias_is_added_and_the_switch_is_as_before_whatever_happens() -> None:
     layer = nn.Linear(8, 4, dtype=torch.bfloat16)
-    use_fast_rows(layer)
+    use_fast_rows(nn.Sequential(layer))
     with torch.inference_mode():
         zero = layer(torch.zeros(1, 8, dtype=torch.bfloat16))
         assert torch.equal(zero[0], layer.bias)
@@ -160,18 +161,52 @@ def test_the_process_is_as_it_was_and_a_plain_engine_beside_it_too(root: Path) -
 
 @pytest.mark.slow
 def test_two_models_from_two_threads(root: Path) -> None:
-    """Both prefill and decode: what one switches off for a row must not reach the other's many rows."""
+    """While one is in the middle of a pass, the other's has not begun: what it switches off would change the bits."""
     directory = shared(root, "qwen3-moe")
     with Engine.open(directory, fast=True) as one, Engine.open(directory, weights_share=0.5, fast=True) as other:
         assert other.report().offloaded_bytes > 0
         known = logits(one.model)
-        for _ in range(5):
-            for made in in_threads(lambda: logits(one.model), lambda: logits(other.model)):
-                assert differing(made, known) == []
-        with pytest.raises(TypeError):
-            one.model(input_ids="no tensor")
-        (made,) = in_threads(lambda: logits(one.model))
-        assert differing(made, known) == [], "a pass that failed keeps nobody waiting"
+        inside, seen = threading.Event(), []
+
+        def in_the_middle(*_: object) -> None:
+            inside.set()
+            calling.wait(60)
+            seen.append(begun.is_set())
+
+        calling, begun = threading.Event(), threading.Event()
+        hooks = [
+            one.model.model.layers[2].register_forward_pre_hook(in_the_middle),
+            other.model.model.layers[0].register_forward_pre_hook(lambda *_: begun.set()),
+        ]
+
+        def second() -> dict[str, torch.Tensor]:
+            assert inside.wait(60)
+            calling.set()
+            return logits(other.model)
+
+        made = in_threads(lambda: one.model(input_ids=ids(1, 13)).logits, second)
+        assert seen == [False]
+        assert torch.equal(made[0], known["whole"])
+        assert differing(made[1], known) == []
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_pass_that_ends_early_keeps_nobody_waiting(root: Path, error: type[BaseException]) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    with Engine.open(shared(root, "llama"), fast=True) as engine:
+        known = logits(engine.model)
+        hook = engine.model.model.layers[1].mlp.act_fn.register_forward_hook(fail)
+        with pytest.raises(error):
+            engine.model(input_ids=ids(1, 1))
+        hook.remove()
+        (made,) = in_threads(lambda: logits(engine.model))
+        assert differing(made, known) == []
+        assert torch.backends.mkldnn.enabled
 
 
 @pytest.mark.slow
@@ -179,6 +214,7 @@ def test_a_copy_and_a_pickled_one_compute_the_same(root: Path) -> None:
     with Engine.open(shared(root, "llama-tied"), fast=True) as engine:
         known = logits(engine.model)
         for made in (copy.deepcopy(engine.model), pickle.loads(pickle.dumps(engine.model))):
+            assert type(made) is type(engine.model)
             assert differing(logits(made), known) == []
 
 
@@ -216,9 +252,30 @@ def test_the_plan_counts_with_the_rate_of_one_row() -> None:
     assert told == []
     assert compute_s(here, fast_rows=True) == (pytest.approx(slow_s / 2, rel=0.02), [("fast", "on")])
     assert compute_s(here, batch=4, fast_rows=True)[0] == compute_s(here, batch=4)[0]
+    assert compute_s(measured(), fast_rows=True)[0] == slow_s
     unmeasured = dataclasses.replace(here, products={})
     assert compute_s(unmeasured, fast_rows=True)[0] == pytest.approx(compute_s(unmeasured)[0] / 2)
-    assert compute_s(measured(), fast_rows=True)[0] == slow_s
+    for same in ({"batch": 4}, {"dtype": "float32"}, {"dtype": "float16"}):
+        assert compute_s(unmeasured, fast_rows=True, **same)[0] == compute_s(unmeasured, **same)[0]
+
+
+def test_it_counts_only_for_the_matrices_that_it_is_for() -> None:
+    here = measured(fast_row_bytes_per_s=2e10)
+    slow_s = compute_s(here)[0]
+    half = compute_s(here, fast_rows=True, fast_bytes=2 * MIB)[0]
+    assert half == pytest.approx(slow_s * 0.75, rel=0.02)
+    assert compute_s(here, fast_rows=True, fast_bytes=0)[0] == slow_s
+    block = BlockShape("layer", (ParamShape("always", MIB), ParamShape("experts", 8 * MIB, used_share=0.125)))
+    routed = dataclasses.replace(model(block), dtype="bfloat16")
+    assert fast_share(routed, dataclasses.replace(demand(None), fast_rows=True)) == 0.5
+
+
+@pytest.mark.slow
+def test_the_engine_tells_the_plan_how_many_bytes_they_have(root: Path) -> None:
+    directory = shared(root, "qwen3-moe")
+    with Engine.open(directory, fast=True) as engine:
+        (told,) = [row.reason for row in engine.plan.choices if row.name == "fast"]
+    assert "% of the weights" in told, "experts go another way"
 
 
 def test_where_it_changes_nothing_the_plan_says_so() -> None:

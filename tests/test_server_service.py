@@ -21,6 +21,7 @@ from headrace.errors import (
     UnsupportedField,
     UnsupportedModel,
 )
+from headrace.linears import OneRowLinear
 from headrace.server.options import ServeOptions
 from headrace.server.service import Service, answer_seed
 
@@ -59,6 +60,14 @@ def test_a_cache_that_does_not_fit_is_refused_with_numbers_that_do(directory: Pa
 def planned_bytes(directory: Path, **changes: object) -> int:
     with opened(directory, **changes) as service:
         return service.report.plan.memory.total_bytes
+
+
+def test_fast_rows_are_those_of_the_engine(tmp_path: Path) -> None:
+    directory = tiny_models.shared(tmp_path, "llama")
+    for fast in (True, False):
+        with opened(directory, fast=fast) as service:
+            kinds = {type(module) for module in service.engine.model.modules()}
+            assert (OneRowLinear in kinds) == fast
 
 
 def test_a_budget_that_is_too_small_for_anything_is_refused_as_always(directory: Path) -> None:

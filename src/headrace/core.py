@@ -24,6 +24,9 @@ READER_THREADS = 4
 WIDE_LAYER = 2048
 """Hidden size of the layers that `headrace machine` measures the overhead of."""
 
+FAST_DTYPE = "bfloat16"
+"""torch's name of the dtype for which fast rows (`linears`) are."""
+
 TENSOR_ALIGNMENT = 64
 """Tensors start at multiples of this in slots and residents alike: kernels pick their path by alignment, and another
 path can give other last bits."""
@@ -257,16 +260,17 @@ class Machine:
             return self.accelerator.memory_bytes_per_s
         return {8: self.int8_bytes_per_s, 4: self.int4_bytes_per_s}.get(bits) or self.compute_bytes_per_s
 
-    def with_fast_rows(self) -> Machine:
-        """The same where one row in bfloat16 goes through torch's own kernel."""
-        rate = self.fast_row_bytes_per_s
-        if not rate:
+    def with_fast_rows(self, share: float) -> Machine:
+        """The same where one row of this share of a bfloat16 model's bytes goes through torch's own kernel."""
+        fast = self.fast_row_bytes_per_s
+        if not fast or not share:
             return self
-        kept = self.products.get("bfloat16")
+        kept = self.products.get(FAST_DTYPE)
+        rest = kept.rates[0][1] if kept else self.compute_bytes_per_s
+        rate = 1 / (share / fast + (1 - share) / rest)
         if kept is None:
             return replace(self, compute_bytes_per_s=rate)
-        faster = replace(kept, rates=((1, rate), *kept.rates[1:]))
-        return replace(self, products={**self.products, "bfloat16": faster})
+        return replace(self, products={**self.products, FAST_DTYPE: replace(kept, rates=((1, rate), *kept.rates[1:]))})
 
     def layer_s(self, dtype: str, hidden_size: int) -> float:
         """What one layer takes beside its weights: in proportion to its width, beyond what the smallest one takes."""

@@ -137,7 +137,8 @@ class Engine:
         that are chosen by `sampling`: then `drafter` is for `generate`. `fast` multiplies single rows in bfloat16 by
         torch's own kernel instead of oneDNN's (`linears`): the logits' last bits are not those of plain transformers.
 
-        `ahead` is what `early.reading` has begun to read of it: what the plan keeps of that is not read again.
+        `ahead` is what `early.reading` has begun to read of it: what the plan keeps of that is not read again, unless
+        a device or a draft model gets the memory. It brings the metrics that count it, traced if it was begun so.
 
         Raises: UserError, CheckpointError, ReadError, OutOfDeviceMemory.
         """
@@ -148,7 +149,9 @@ class Engine:
         memory_bytes = parse_size(memory, "memory") if memory is not None else None
         host_bytes = parse_size(host_memory, "host_memory") if host_memory is not None else None
         directory = sources.resolve(path, trust_remote_code=trust_remote_code, on_progress=on_progress)
-        if ahead is not None and not (target is None and ahead.is_of(directory)):
+        if ahead is not None and (
+            target is not None or drafting.kind_of(speculate or "off") == "draft" or not ahead.is_of(directory)
+        ):
             ahead.close()
             ahead = None
         checkpoint = store.open_checkpoint(directory) if ahead is None else ahead.checkpoint
@@ -188,6 +191,7 @@ class Engine:
                 host_bytes=host_bytes if host_bytes is not None else int(here.memory_bytes * MEMORY_SHARE),
                 host_baseline_bytes=baseline_bytes,
                 fast_rows=fast,
+                fast_bytes=skeleton.fast_bytes,
                 **speculating.demand(),
             )
             if weights_share is not None:
@@ -274,6 +278,7 @@ def _measure(
 ) -> Machine:
     name = str(skeleton.dtype).removeprefix("torch.")
     weights_per_s = machine.measure_compute_bytes_per_s(name)  # first: its memory must not be the process's peak
+    fast_per_s = machine.measure_fast_row_bytes_per_s() if fast else 0.0
     used = {param.bits for block in skeleton.shape.blocks for param in block.params}
     low_bits = {bits: machine.measure_low_bits_per_s(bits, name) for bits in used if bits}
     operations_per_s = machine.measure_operations_per_s(name)
@@ -288,7 +293,7 @@ def _measure(
         pass_overhead_s=per_pass_s,
         int8_bytes_per_s=low_bits.get(8, 0.0),
         int4_bytes_per_s=low_bits.get(4, 0.0),
-        fast_row_bytes_per_s=machine.measure_fast_row_bytes_per_s() if fast else 0.0,
+        fast_row_bytes_per_s=fast_per_s,
         accelerator=None if device is None else measure(device),
     )
     # Measured here in a moment all the same: it loads the code that a pass will run, which belongs to the baseline.

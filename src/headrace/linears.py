@@ -9,6 +9,7 @@ through the same kernel: they stay equal, bit for bit, but no longer equal to pl
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-FAST_DTYPE = torch.bfloat16
+from headrace import core
+
+FAST_DTYPE = getattr(torch, core.FAST_DTYPE)
 """The one that fast rows are for: a row of float16 or float32 goes through torch's own kernel anyway."""
 
 
@@ -64,20 +67,36 @@ def use_fast_rows(model: nn.Module) -> int:
             module.__class__ = made
             matrices[id(module.weight)] = module.weight.nbytes
     if matrices:
-        model.register_forward_pre_hook(_begin_pass, prepend=True)
-        model.register_forward_hook(_end_pass, always_call=True)
+        kind: Any = type(model)
+        model.__class__ = _alone(kind)
     return sum(matrices.values())
 
 
 _passes = threading.RLock()
 
 
-def _begin_pass(*_: object) -> None:
-    _passes.acquire()
+@functools.cache
+def _alone(kind: Any) -> Any:
+    """A class like `kind` whose passes hold `_passes`.
+
+    Its forward and not a hook: torch's always_call hooks do not run after a KeyboardInterrupt.
+    """
+
+    @functools.wraps(kind.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with _passes:
+            return kind.forward(self, *args, **kwargs)
+
+    def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        return (_new_alone, (kind,), *object.__reduce_ex__(self, protocol)[2:])
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__})
 
 
-def _end_pass(*_: object) -> None:
-    _passes.release()
+def _new_alone(kind: Any) -> nn.Module:
+    """For copies and pickles, which find `kind` by its name and its subclass by no name."""
+    made = _alone(kind)
+    return made.__new__(made)  # type: ignore[no-any-return]
 
 
 class _Switch:
@@ -91,18 +110,21 @@ class _Switch:
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        with self._lock:
-            if self._users == 0:
-                self._before = self._torch.enabled
-                self._torch.enabled = False
-            self._users += 1
+        counted = False
         try:
+            with self._lock:
+                if self._users == 0:
+                    self._before = self._torch.enabled
+                self._users += 1
+                counted = True
+                self._torch.enabled = False
             yield
         finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    self._torch.enabled = self._before
+            if counted:
+                with self._lock:
+                    self._users -= 1
+                    if self._users == 0:
+                        self._torch.enabled = self._before
 
 
 own_kernel = _Switch().off

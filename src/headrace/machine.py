@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.core import Products
+from headrace.core import FAST_DTYPE, Products
 
 CGROUPS = Path("/sys/fs/cgroup")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -197,7 +197,7 @@ def measure_fast_row_bytes_per_s(nbytes: int = 48 * 2**20) -> float:
     from headrace import linears
 
     with linears.own_kernel():
-        return measure_products("bfloat16", nbytes=nbytes, product_rows=(1,)).rates[0][1]
+        return measure_products(FAST_DTYPE, nbytes=nbytes, product_rows=(1,)).rates[0][1]
 
 
 def square_matrices(dtype: str, nbytes: int = WEIGHTS_BYTES) -> list[Any]:

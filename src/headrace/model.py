@@ -44,6 +44,8 @@ class Skeleton:
     """By weight name: what makes a weight that is not stored as the model holds it (cast, fused, transposed)."""
     ignored: tuple[str, ...]
     """Stored tensors that the model has no use for."""
+    fast_bytes: int = 0
+    """Of the matrices that fast rows are for, if they were asked for."""
 
 
 def build(
@@ -71,14 +73,13 @@ def build(
     dtype = getattr(torch, stored_dtype(stored)) if reader is None else _dtype_of(config)
     model = _empty_model(directory, config, dtype, trust_remote_code)
     _apply_fp32_rules(model, dtype)
-    if fast_rows:
-        use_fast_rows(model)
+    fast_bytes = use_fast_rows(model) if fast_rows else 0
     sources, ignored = trace(model, checkpoint, reader)
     untie_different(model, checkpoint, sources)
     weights, converters = collect_weights(directory, model, checkpoint, sources)
     blocks = _cut(model, weights)
     shape = dataclasses.replace(_shape(model, blocks, config, dtype), copied_share=copied_share(stored))
-    return Skeleton(model, blocks, shape, dtype, converters, tuple(ignored))
+    return Skeleton(model, blocks, shape, dtype, converters, tuple(ignored), fast_bytes)
 
 
 def shape_without_weights(directory: Path, fields: Fields, *, trust_remote_code: bool = False) -> ModelShape:

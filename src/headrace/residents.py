@@ -57,7 +57,7 @@ def _bind_ahead(weights: Sequence[Weight], ahead: ReadAhead) -> set[Weight]:
     memory = tensor_over(ahead.pages)
     segments = {weight: weight.parts[0].segment for weight in weights if len(weight.parts) == 1}
     there = {weight: offset for weight in segments if (offset := ahead.offset_of(segments[weight])) is not None}
-    ahead.keep(segments[weight] for weight in there)
+    ahead.hand_over(segments[weight] for weight in there)
     for weight, offset in there.items():
         _bind(weight, memory, offset)
     return set(there)

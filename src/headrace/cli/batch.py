@@ -80,6 +80,8 @@ def run_batch(options: RunOptions, config: OffloadConfig, max_tokens: int) -> in
 def _asked(options: RunOptions, max_tokens: int) -> dict[str, Any]:
     """What makes the same line another question: an answer to it is not to be taken over."""
     named = {"model": options.model, "raw": options.raw, "max_tokens": max_tokens}
+    if options.fast:  # left out otherwise: files that were begun before there was this flag go on
+        named["fast"] = True
     return named | {name: getattr(options, name) for name in ("temperature", "top_p", "seed")}
 
 

@@ -30,8 +30,9 @@ Fast = Annotated[
     bool,
     typer.Option(
         "--fast",
-        help="Multiply single rows in bfloat16 by torch's own kernel, not oneDNN's: up to twice as fast where weights "
-        "are in memory. Last bits of the logits can differ from plain transformers'.",
+        help="Decode single sequences in bfloat16 with torch's own matrix-vector kernel, not oneDNN's: about twice as "
+        "fast where weights are in memory. Last bits of the logits can differ from plain transformers'. Prompts and "
+        "larger batches are computed as always.",
     ),
 ]
 HostMemory = Annotated[

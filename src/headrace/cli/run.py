@@ -342,9 +342,10 @@ class _Session:
     def _tell_if_busy(self) -> None:
         """OpenMP's threads wait for each other by spinning, and so take the processor from whom they wait for."""
         others = machine.others_share(self._loaded, machine.ProcessorTime.now())
-        if others > machine.BUSY_SHARE and "OMP_WAIT_POLICY" not in os.environ:
+        shares_all = self.options.device in (None, "cpu") and machine.cores() == os.cpu_count()
+        if others > machine.BUSY_SHARE and shares_all and "OMP_WAIT_POLICY" not in os.environ:
             self.console.print(
-                f"Others had {others:.0%} of the processor meanwhile. On a busy machine this can be several times as "
+                f"Other processes had {others:.0%} of the processor meanwhile. On a busy machine this can be twice as "
                 "fast with OMP_WAIT_POLICY=passive in the environment (on a quiet one it is slower).",
                 style="dim",
                 soft_wrap=True,

@@ -41,9 +41,14 @@ class ReadAhead:
         reads = coalesce(placements, self.reader.chunk_bytes, self.pages.nbytes)
         self._groups = [reads[begin : begin + READS_AT_ONCE] for begin in range(0, len(reads), READS_AT_ONCE)]
         self._tickets: list[Ticket] = []
+        self._is_handed_over = False
         self._waited_for = threading.Event()
         self._thread = threading.Thread(target=self._submit, name="headrace-ahead", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads
+            self.reader.close()
+            raise
 
     @property
     def committed_bytes(self) -> int:
@@ -89,11 +94,17 @@ class ReadAhead:
                 self.pages.discard(end, begin - end)
             end = next_end
 
+    def hand_over(self, segments: Iterable[Segment]) -> None:
+        """Keep these for a model, whose memory they are from now on. After `wait`."""
+        self.keep(segments)
+        self._is_handed_over = True
+
     def close(self) -> None:
-        """Stop reading, and keep nothing. For who does not go on with it."""
+        """Stop reading, and keep nothing but what a model has. For who does not go on with it."""
         self.reader.close()
         self._thread.join()
-        self.keep(())
+        if not self._is_handed_over:
+            self.keep(())
 
     def _submit(self) -> None:
         with contextlib.suppress(ClosedError):

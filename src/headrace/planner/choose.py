@@ -36,8 +36,8 @@ def plan(shape: ModelShape, machine: Machine, demand: Demand, config: OffloadCon
 
     Raises: BudgetTooSmall, HostBudgetTooSmall, NothingOffloaded.
     """
-    if demand.fast_rows:
-        machine = machine.with_fast_rows()
+    if demand.batch == 1:
+        machine = machine.with_fast_rows(costs.fast_share(shape, demand))
     backend = config.resolved_backend
     if backend == "prefetch":
         return _plan_groups(shape, machine, demand, config)
@@ -305,7 +305,7 @@ def _assemble(
         made = dataclasses.replace(made, speculation=chosen)
         choices.append(reasons.of_speculation(chosen, why))
     if demand.fast_rows:
-        choices.append(reasons.of_fast_rows(shape))
+        choices.append(reasons.of_fast_rows(shape, machine, demand))
     return dataclasses.replace(made, choices=tuple(choices))
 
 

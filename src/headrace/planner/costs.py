@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.core import READER_THREADS, Bound, Contention, Machine, ModelShape, ParamShape
+from headrace.core import FAST_DTYPE, READER_THREADS, Bound, Contention, Machine, ModelShape, ParamShape
 
 MARGIN_BYTES = 24 * 2**20
 """Kernels' scratch, allocator slack and code loaded on first use; the probes have loaded most of it (docs/log.md)."""
@@ -60,6 +60,8 @@ class Demand:
     """The smaller model that drafts: all of it is resident."""
     fast_rows: bool = False
     """Whether one row in bfloat16 goes through torch's own kernel (`linears`)."""
+    fast_bytes: int | None = None
+    """Of the matrices that this is for, if they are known; else all but those that a router chooses among."""
 
     @property
     def drafted_tokens(self) -> int:
@@ -201,6 +203,15 @@ def _product_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
 def _plain_bytes(shape: ModelShape, tokens: int) -> float:
     """Of the weights that are held in a dtype."""
     return shape.fixed_bytes + sum(nbytes for param, nbytes in _used(shape, tokens) if not param.bits)
+
+
+def fast_share(shape: ModelShape, demand: Demand) -> float:
+    """Part of the bytes that a token is multiplied with for which fast rows are."""
+    used = _plain_bytes(shape, 1)
+    if not demand.fast_rows or shape.dtype != FAST_DTYPE or not used:
+        return 0.0
+    always = sum(nbytes for param, nbytes in _used(shape, 1) if not param.bits and param.used_share == 1)
+    return min(1.0, (shape.fixed_bytes + always if demand.fast_bytes is None else demand.fast_bytes) / used)
 
 
 def _multiplying_s(shape: ModelShape, machine: Machine, tokens: int) -> float:

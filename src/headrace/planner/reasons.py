@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.core import Bound, Choice, ModelShape, Plan, Speculation
+from headrace.core import FAST_DTYPE, Bound, Choice, Machine, ModelShape, Plan, Speculation
+from headrace.planner import costs
 from headrace.planner.costs import Demand
 from headrace.units import format_bytes, format_rate, format_seconds
 
@@ -103,13 +104,17 @@ def of_speculation(chosen: Speculation, why: str) -> Choice:
     return Choice("speculation", f"{chosen.kind}, {most}{chosen.tokens} token{'s' if chosen.tokens > 1 else ''}", why)
 
 
-def of_fast_rows(shape: ModelShape) -> Choice:
-    """The row for products of a single row by torch's own kernel."""
-    if shape.dtype != "bfloat16":
-        return Choice("fast", "no difference", f"it is for weights in bfloat16, and these are in {shape.dtype}")
+def of_fast_rows(shape: ModelShape, machine: Machine, demand: Demand) -> Choice:
+    """The row for decoding with torch's own kernel."""
+    if shape.dtype != FAST_DTYPE:
+        return Choice("fast", "no difference", f"it is for weights in {FAST_DTYPE}, and these are in {shape.dtype}")
     if any(param.bits for block in shape.blocks for param in block.params):
         return Choice("fast", "little difference", "weights of few bits have kernels of their own")
-    why = "torch's own kernel multiplies single rows; last bits of the logits can differ from plain transformers'"
+    share = costs.fast_share(shape, demand)
+    which = "all weights" if share > 0.95 else f"{share:.0%} of the weights"
+    why = f"torch's own kernel multiplies {which} where one token is decoded; last bits of the logits can differ"
+    if not machine.fast_row_bytes_per_s:
+        why += "; its rate is not known here before `headrace machine` has measured it"
     return Choice("fast", "on", why)
 
 

@@ -75,7 +75,7 @@ def config_directory(model: str) -> Path:
 
 
 def directory_here(model: str | Path) -> Path | None:
-    """The directory of `model` if it is one, or in the hub's cache already; nothing is fetched, imported or checked."""
+    """The directory of `model` if it is one, or in the hub's cache already; nothing is fetched or converted."""
     text = os.fspath(model)
     path = Path(os.path.expanduser(text))
     if text and os.path.isdir(path):
