@@ -9,7 +9,7 @@ from rich.console import Console
 
 from headrace import machinefile, probing
 from headrace.cli import show, terminal
-from headrace.core import Machine
+from headrace.core import FAST_DTYPE, Machine
 from headrace.units import format_bytes, format_rate, format_seconds
 
 
@@ -61,7 +61,7 @@ def _product_rows(here: Machine) -> list[tuple[str, str]]:
         for dtype, products in here.products.items()
     ]
     if here.fast_row_bytes_per_s:
-        rows.append(("--fast", f"{format_rate(here.fast_row_bytes_per_s)} for 1 token in bfloat16"))
+        rows.append(("--fast", f"{format_rate(here.fast_row_bytes_per_s)} for 1 token in {FAST_DTYPE}"))
     return rows
 
 

@@ -55,17 +55,22 @@ class RunOptions:
     trust_remote_code: bool = False
     quiet: bool = False
 
+    @property
+    def on_processor(self) -> bool:
+        """Whether no device of its own computes."""
+        return self.device in (None, "cpu")
+
     def check(self) -> None:
         """Everything that can be known to be wrong before anything is loaded. Raises: ConfigError, PathNotFound."""
         if self.memory is not None:
             parse_size(self.memory)
         if self.host_memory is not None:
             parse_size(self.host_memory, "--host-memory")
-        beside_cpu = self.device in (None, "cpu")
         needless, beside = "for what computes on a device", "given together with --device"
-        require(not beside_cpu or self.host_memory is None, "--host-memory", needless, beside, "with --device cuda")
-        on_processor = "left out with --device: it is for the processor"
-        require(beside_cpu or not self.fast, "--fast", "given", on_processor, "without --device")
+        alone = self.on_processor and self.host_memory is not None
+        require(not alone, "--host-memory", needless, beside, "with --device cuda")
+        left_out = "left out with --device: it is for the processor"
+        require(self.on_processor or not self.fast, "--fast", "given", left_out, "without --device")
         tokens, temperature, top_p, seed = self.max_tokens, self.temperature, self.top_p, self.seed
         require(tokens is None or tokens >= 1, "--max-tokens", tokens, "at least 1", str(MAX_TOKENS))
         require(temperature is None or 0 <= temperature <= 10, "--temperature", temperature, "0 to 10", "0.7")
@@ -99,8 +104,7 @@ class RunOptions:
         require(self.prompt is None, "--prompt", "given", "left out beside --batch", "in the file")
         is_alone = self.speculate in ("auto", "off")
         require(is_alone, "--speculate", self.speculate, "auto or off beside --batch, whose passes are shared", "off")
-        on_cpu = self.device in (None, "cpu")
-        require(on_cpu, "--device", self.device, "cpu beside --batch", "cpu")
+        require(self.on_processor, "--device", self.device, "cpu beside --batch", "cpu")
         require(self.trace is None, "--trace", self.trace, "left out beside --batch", "without --batch")
 
 
@@ -157,7 +161,7 @@ def _reading_ahead(
     options: RunOptions, config: OffloadConfig, prompt: str | None
 ) -> contextlib.AbstractContextManager[ReadAhead | None]:
     """Weights begin to arrive, unless they go to a device, or a draft model takes of the budget as well."""
-    if options.device not in (None, "cpu") or options.speculate not in ("auto", "lookup", "off"):
+    if not options.on_processor or options.speculate not in ("auto", "lookup", "off"):
         return contextlib.nullcontext()
     longest_answer = options.max_tokens or MAX_TOKENS
     context = max(CHAT_CONTEXT, 2 * longest_answer)
@@ -342,7 +346,7 @@ class _Session:
     def _tell_if_busy(self) -> None:
         """OpenMP's threads wait for each other by spinning, and so take the processor from whom they wait for."""
         others = machine.others_share(self._loaded, machine.ProcessorTime.now())
-        shares_all = self.options.device in (None, "cpu") and machine.cores() == os.cpu_count()
+        shares_all = self.options.on_processor and machine.cores() == os.cpu_count()
         if others > machine.BUSY_SHARE and shares_all and "OMP_WAIT_POLICY" not in os.environ:
             self.console.print(
                 f"Other processes had {others:.0%} of the processor meanwhile. On a busy machine this can be twice as "

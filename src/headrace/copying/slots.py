@@ -18,4 +18,4 @@ class Slab(Pages):
 
 def tensor_over(pages: Pages) -> torch.Tensor:
     """1-d uint8 over all of `pages`; it keeps the memory alive."""
-    return torch.frombuffer(pages._map, dtype=torch.uint8, count=pages.nbytes, offset=pages._offset)
+    return torch.frombuffer(pages.view(), dtype=torch.uint8)
