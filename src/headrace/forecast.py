@@ -165,7 +165,10 @@ def _without_family(
 def _from_gguf(path: Path) -> Subject:
     header = read_header(path)
     rows = [(tensor.name, tensor.type_id, tensor.shape) for tensor in header.tensors]
-    fields = Fields(gguf.config_of(header.architecture, header.metadata, rows, header.vocabulary_size), str(path))
+    config = gguf.config_of(header.architecture, header.metadata, rows, header.vocabulary_size)
+    if why := gguf.why_impossible(config):
+        raise errors.CorruptGguf(file=str(path), reason=why)
+    fields = Fields(config, str(path))
     dtype = gguf.dtype_of(rows)
     own = gguf.outline_of(rows)
     notes = [f"a .gguf file is imported once, as {dtype}: {own.nbytes(dtype)} bytes of weights"]

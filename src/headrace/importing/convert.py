@@ -21,6 +21,7 @@ from headrace.errors import CorruptGguf, HeadraceError, MissingPackage
 from headrace.importing.header import GgufHeader, GgufTensor, write_outline
 from headrace.importing.rope import UnknownScaling, stretch_positions
 from headrace.importing.writer import TensorSpec
+from headrace.sizing.gguf import why_impossible
 
 _PIECE_BYTES = 8 * 2**20
 """Of float32 numbers: rows are decoded and written in pieces of about this size."""
@@ -146,6 +147,8 @@ class GgufModel:
             value = self.header.metadata.get(f"{architecture}.{key}")
             if isinstance(value, int) and hasattr(config, name) and not hasattr(config, f"global_{name}"):
                 setattr(config, name, value)
+        if why := why_impossible(config.to_dict()):
+            raise self._corrupt(why)
         return config
 
     def _read_mapping(self, model: Any) -> tuple[dict[str, str], Any]:

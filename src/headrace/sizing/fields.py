@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.errors import ConfigLacksFields, Reason
+from headrace.sizing.counts import Limit, limit, why_wrong
 
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 """Where models of several modalities keep the config of their language model."""
-
-_MOST = 2**40
-"""No count in a config is larger; what is would only show as an absurd size later."""
 
 
 class Fields:
@@ -33,15 +31,15 @@ class Fields:
         return str(self.values.get("model_type", ""))
 
     def count(self, *names: str, default: int | None = None) -> int:
-        """A whole number of at least 1 under the first of `names` that has one; 1 in place of what is missing."""
+        """A whole number of at least 1 under the first of `names` that has one; 1 where it is missing or wrong."""
         for name in names:
             value = self.values.get(name)
             if value is None:
                 continue
-            if type(value) is int and 1 <= value <= _MOST:
-                return value
-            self._whole._wrong[f"{self._path}{name} is {value!r}"] = None
-            return 1
+            if why := why_wrong(self._path + name, value, Limit(1, limit(name).most)):
+                self._whole._wrong[why] = None
+                return 1
+            return int(value)
         if default is None:
             self._whole._missing[self._path + names[0]] = None
             return 1

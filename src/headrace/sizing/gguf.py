@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.sizing.counts import wrong_counts
 from headrace.sizing.outline import Matrices, Outline, Tensor
 
 _MODEL_TYPES = {
@@ -55,6 +56,12 @@ def config_of(architecture: str, metadata: Mapping[str, Any], rows: Sequence[Row
     has_bias = "blk.0.attn_q.bias" in names
     config |= {"attention_bias": has_bias, "use_qkv_bias": has_bias, "use_bias": has_bias}
     return config
+
+
+def why_impossible(config: Mapping[str, Any]) -> str | None:
+    """What is wrong with a file whose metadata makes this config, or None if a model can have its counts."""
+    wrong = wrong_counts(config)
+    return f"its metadata describes no possible model ({', '.join(wrong)})" if wrong else None
 
 
 def dtype_of(rows: Sequence[Row]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import (
+    ConfigLacksFields,
     CorruptGguf,
     CorruptIndex,
     MissingConfig,
@@ -30,6 +31,7 @@ from headrace.errors import (
 )
 from headrace.importing import import_gguf
 from headrace.importing.header import is_gguf
+from headrace.sizing.counts import wrong_counts
 from headrace.sources import hub
 
 Progress = Callable[[str, int, int], None]
@@ -135,7 +137,10 @@ def _refuse_files(model: str, names: list[str]) -> None:
 
 
 def read_config(directory: Path, model: str, name: str = "config.json") -> dict[str, Any]:
-    """The config in `directory`, which is an object; `model` is what the user called it. Raises MissingConfig."""
+    """The config in `directory`, an object whose counts are possible ones; `model` is what the user called it.
+
+    Raises: MissingConfig, ConfigLacksFields.
+    """
     try:
         config = json.loads((directory / name).read_bytes())
     except FileNotFoundError as error:
@@ -147,10 +152,15 @@ def read_config(directory: Path, model: str, name: str = "config.json") -> dict[
     except json.JSONDecodeError as error:
         reason = f"it is not JSON (line {error.lineno}, column {error.colno}: {error.msg})"
         raise MissingConfig(directory=model, reason=reason) from error
-    except ValueError as error:
+    except UnicodeDecodeError as error:
         raise MissingConfig(directory=model, reason="it is not UTF-8 text") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise MissingConfig(directory=model, reason=str(error)) from error
     if not isinstance(config, dict):
         raise MissingConfig(directory=model, reason="it is JSON, but not an object")
+    if wrong := wrong_counts(config):
+        model_type = str(config.get("model_type") or "none")
+        raise ConfigLacksFields(model=model, model_type=model_type, missing=[], wrong=wrong)
     return config
 
 
