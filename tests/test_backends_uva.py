@@ -14,8 +14,7 @@ import torch
 from tiny_stacks import Streamed, hidden, in_threads, stream
 
 from headrace.backends import uva
-from headrace.backends.uva import IN_PLACE_ALIGNMENT
-from headrace.copying.mapped import MappedFile
+from headrace.backends.uva import IN_PLACE_ALIGNMENT, MappedFile
 from headrace.errors import ClosedError, ReadError, WeightChanged
 
 Open = Callable[..., Streamed]
@@ -63,7 +62,7 @@ def test_some_is_used_in_place_and_the_rest_is_copied(opened: Open) -> None:
         for name, parameter in streamed.model.layers[2].named_parameters():
             weight = next((w for w in streamed.weights if w.name == f"layers.2.{name}"), None)
             if weight is not None and weight.nbytes:
-                in_file = 0 <= parameter.data_ptr() - mapping.address < len(mapping.view())
+                in_file = 0 <= parameter.data_ptr() - mapping.address < len(mapping.bytes)
                 assert in_file == (weight in aligned)
                 assert parameter.data_ptr() % (IN_PLACE_ALIGNMENT if in_file else 64) == 0
                 inside.append(in_file)
@@ -209,7 +208,7 @@ def test_a_file_that_cannot_be_mapped(tmp_path: Path) -> None:
     whole, empty = tmp_path / "whole", tmp_path / "empty"
     whole.write_bytes(b"x")
     empty.write_bytes(b"")
-    assert bytes(MappedFile(whole).view()) == b"x"
+    assert bytes(MappedFile(whole).bytes.tolist()) == b"x"
     with pytest.raises(ReadError) as caught:
         MappedFile(empty)
     assert caught.value.file == str(empty)

@@ -1,46 +1,52 @@
-"""What is read ahead is in the page cache, of no process; what cannot be read is left to whoever needs it."""
+"""Tensors are read ahead whole or not at all, lie where any slab has them, and what is not kept is given back."""
 
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fakes import Gate, broken, bytes_that_differ, entry, write_by_hand
+from fakes import Gate, ScriptedReader, broken, bytes_that_differ, entry, write_by_hand
 
 from headrace import store
 from headrace.copying import ahead as room
 from headrace.copying.ahead import ReadAhead
-from headrace.core import DIRECT_ALIGNMENT
+from headrace.core import DIRECT_ALIGNMENT, TENSOR_ALIGNMENT
 from headrace.metrics import Metrics
-from headrace.store import Checkpoint
+from headrace.store import Checkpoint, Placement, coalesce
 
-GROUP = 4 * DIRECT_ALIGNMENT
-SIZES = {"a": 3 * GROUP + 2, "b": GROUP, "c": 9 * GROUP, "d": 40 * GROUP}
+CHUNK = 4 * DIRECT_ALIGNMENT
+SIZES = {"a": ("BF16", 3 * CHUNK + 2), "b": ("BF16", CHUNK), "c": ("F32", 9 * CHUNK), "d": ("BF16", 40 * CHUNK)}
+ELEMENT_BYTES = {"BF16": 2, "F32": 4}
+
+Script = Callable[[int], int | None]
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
-    monkeypatch.setattr(room, "GROUP_BYTES", GROUP)
-    monkeypatch.setattr(room, "ASK_BYTES", DIRECT_ALIGNMENT)
+def checkpoint(tmp_path: Path) -> Checkpoint:
     header, end = {}, 0
-    for name, nbytes in SIZES.items():
-        header[name] = entry("BF16", [nbytes // 2], end, end + nbytes)
+    for name, (dtype, nbytes) in SIZES.items():
+        header[name] = entry(dtype, [nbytes // ELEMENT_BYTES[dtype]], end, end + nbytes)
         end += nbytes
     write_by_hand(tmp_path / "model.safetensors", header, bytes_that_differ(end))
     return store.open_checkpoint(tmp_path)
 
 
 @pytest.fixture
-def begin(checkpoint: Checkpoint) -> Iterator[Callable[..., ReadAhead]]:
-    """Reading, of which no thread is left afterwards."""
+def begin(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ReadAhead]]:
+    """Reading with a script; afterwards none of its threads is left."""
     begun: list[ReadAhead] = []
 
-    def make(names: str = "abcd") -> ReadAhead:
-        begun.append(ReadAhead(checkpoint, [checkpoint.tensors[name] for name in names], Metrics(tracing=True)))
+    def make(names: str = "abcd", script: Script = lambda offset: None) -> ReadAhead:
+        class Reader(ScriptedReader):
+            def __init__(self, paths: dict[str, Path], metrics: Metrics) -> None:
+                super().__init__(paths, metrics, threads=2, chunk_bytes=CHUNK)
+                self.script = script
+
+        monkeypatch.setattr(room, "DiskReader", Reader)
+        begun.append(ReadAhead(checkpoint, [checkpoint.tensors[name] for name in names], Metrics()))
         return begun[-1]
 
     yield make
@@ -49,94 +55,76 @@ def begin(checkpoint: Checkpoint) -> Iterator[Callable[..., ReadAhead]]:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("headrace-")]
 
 
-class Asked:
-    """What the kernel is asked for and waited for, in order; a script may fail or hold each wait."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pages: list[int] = []
-        self.waited: list[int] = []
-        self.script: Callable[[int], None] = lambda offset: None
-        advise, pread = os.posix_fadvise, os.pread
-
-        def spy_advise(descriptor: int, offset: int, nbytes: int, advice: int) -> None:
-            assert advice == os.POSIX_FADV_WILLNEED
-            self.pages.extend(range(offset, offset + nbytes, DIRECT_ALIGNMENT))
-            advise(descriptor, offset, nbytes, advice)
-
-        def spy_pread(descriptor: int, nbytes: int, offset: int) -> bytes:
-            self.script(offset)
-            self.waited.append(offset)
-            return pread(descriptor, nbytes, offset)
-
-        monkeypatch.setattr(os, "posix_fadvise", spy_advise)
-        monkeypatch.setattr(os, "pread", spy_pread)
+def stored(checkpoint: Checkpoint, name: str) -> bytes:
+    segment = checkpoint.tensors[name].segment
+    return checkpoint.path(segment.file).read_bytes()[segment.offset : segment.end]
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    return Asked(monkeypatch)
+def there(ahead: ReadAhead, name: str) -> bytes | None:
+    segment = ahead.checkpoint.tensors[name].segment
+    offset = ahead.offset_of(segment)
+    return None if offset is None else bytes(ahead.pages.view()[offset : offset + segment.nbytes])
 
 
-def pages_of(checkpoint: Checkpoint, names: str) -> set[int]:
-    segments = [checkpoint.tensors[name].segment for name in names]
-    first = [segment.offset // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT for segment in segments]
-    return {page for begin, of in zip(first, segments, strict=True) for page in range(begin, of.end, DIRECT_ALIGNMENT)}
-
-
-def test_every_page_is_asked_for_and_waited_for_once(
-    checkpoint: Checkpoint, begin: Callable[..., ReadAhead], asked: Asked
+def test_tensors_lie_where_a_slab_has_them_with_their_bytes(
+    checkpoint: Checkpoint, begin: Callable[..., ReadAhead]
 ) -> None:
     told: list[tuple[int, int]] = []
     ahead = begin("acd")
     ahead.wait(lambda done, total: told.append((done, total)))
-    wanted = pages_of(checkpoint, "acd")
-    assert asked.pages == asked.waited == sorted(wanted)
-    assert wanted < pages_of(checkpoint, "abcd")
+    assert there(ahead, "b") is None, "nobody asked for it"
+    for name in "acd":
+        assert there(ahead, name) == stored(checkpoint, name)
+        segment = checkpoint.tensors[name].segment
+        address = ahead.pages.address + (ahead.offset_of(segment) or 0)
+        assert (address - segment.offset) % DIRECT_ALIGNMENT == 0 or address % TENSOR_ALIGNMENT == 0
+    total = sum(checkpoint.tensors[name].nbytes for name in "acd")
     assert len(told) > 1
-    assert told == sorted(told)
-    assert told[-1] == (ahead.nbytes, ahead.nbytes) == (ahead.read_bytes, ahead.nbytes)
-    assert (
-        sum(SIZES[name] for name in "acd") <= ahead.nbytes < sum(SIZES[name] for name in "acd") + 4 * DIRECT_ALIGNMENT
-    )
-    assert {span.name for span in ahead.metrics.spans()} == {"read ahead"}
-    ahead.wait()
+    assert total <= told[-1][0] == told[-1][1] < total + 4 * DIRECT_ALIGNMENT
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert ahead.metrics.counters().read_bytes >= total
+    assert ahead.committed_bytes == ahead.pages.nbytes
 
 
-def test_two_groups_are_under_way(begin: Callable[..., ReadAhead], asked: Asked) -> None:
-    """More would keep everybody else from the disk; fewer would leave it idle in between."""
-    far: list[int] = []
-    asked.script = lambda offset: far.append(asked.pages[-1] - offset)
-    begin("d").wait()
-    assert max(far) < 2 * GROUP
-    assert all(distance >= GROUP for distance in far[: -2 * GROUP // DIRECT_ALIGNMENT])
-
-
-def test_what_cannot_be_read_ends_it(begin: Callable[..., ReadAhead], asked: Asked) -> None:
-    asked.script = broken(errno.EIO, at=GROUP)
+def test_what_is_not_kept_is_given_back(checkpoint: Checkpoint, begin: Callable[..., ReadAhead]) -> None:
     ahead = begin()
     ahead.wait()
-    assert 0 < ahead.read_bytes < ahead.nbytes
-    assert asked.waited[-1] < GROUP
+    for _ in range(2):
+        ahead.keep([checkpoint.tensors["b"].segment, checkpoint.tensors["c"].segment])
+        assert there(ahead, "b") == stored(checkpoint, "b")
+        assert there(ahead, "c") == stored(checkpoint, "c")
+        assert there(ahead, "a") is there(ahead, "d") is None
+    kept = sum(checkpoint.tensors[name].nbytes for name in "bc")
+    assert kept <= ahead.committed_bytes <= kept + 4 * DIRECT_ALIGNMENT
+    filled = sum(any(ahead.pages.view()[at : at + DIRECT_ALIGNMENT]) for at in range(0, ahead.pages.nbytes, 4096))
+    assert filled * DIRECT_ALIGNMENT == ahead.committed_bytes, "pages that were given back are zeroes"
+    ahead.keep(())
+    assert ahead.committed_bytes == 0
+    assert not any(ahead.pages.view())
 
 
-def test_a_file_that_is_gone(checkpoint: Checkpoint, begin: Callable[..., ReadAhead]) -> None:
-    checkpoint.path("model.safetensors").unlink()
-    ahead = begin()
+def test_after_a_failed_read_nothing_is_kept_and_the_reader_goes_on(
+    checkpoint: Checkpoint, begin: Callable[..., ReadAhead]
+) -> None:
+    ahead = begin(script=broken(errno.EIO))
     ahead.wait()
-    assert ahead.read_bytes == 0
+    assert [there(ahead, name) for name in "abcd"] == [None] * 4
+    assert ahead.committed_bytes == 0
+    assert not any(ahead.pages.view())
+    reads = coalesce([Placement(checkpoint.tensors["b"].segment, 0)], CHUNK)
+    ahead.reader.submit(reads, ahead.pages.address, "again", keep=ahead.pages).wait()
+    assert bytes(ahead.pages.view()[:CHUNK]) == stored(checkpoint, "b")
 
 
-def test_closing_ends_what_is_under_way(begin: Callable[..., ReadAhead], asked: Asked) -> None:
-    asked.script = gate = Gate()
-    ahead = begin()
+def test_closing_ends_what_is_under_way(begin: Callable[..., ReadAhead]) -> None:
+    gate = Gate()
+    ahead = begin(script=gate)
     gate.wait_arrived()
     closing = threading.Thread(target=ahead.close)
     closing.start()
-    while not ahead._is_closed:
-        pass
     gate.open()
     closing.join(60)
     assert not closing.is_alive()
-    assert max(asked.pages) < 3 * GROUP
+    assert ahead.committed_bytes == 0
+    assert not any(ahead.pages.view())
     ahead.close()
-    ahead.wait()

@@ -14,7 +14,7 @@ from torch import nn
 
 from headrace.core import BlockKind, StoredTensor
 from headrace.errors import WeightChanged
-from headrace.store import Placement, can_lie_as_stored, layout_as_stored
+from headrace.store import Placement, layout_as_stored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,11 +126,6 @@ def lie_as_stored(weights: Sequence[Weight]) -> tuple[list[int], int]:
     """Offsets of `weights` in one buffer, and its size, such that most can be read right into place."""
     segments = [[part.segment for part in weight.parts] for weight in weights]
     return layout_as_stored(segments, [_is_steady(weight) for weight in weights])
-
-
-def can_be_mapped(weight: Weight) -> bool:
-    """Whether it may be used where the file has it."""
-    return can_lie_as_stored([part.segment for part in weight.parts], _is_steady(weight))
 
 
 def _is_steady(weight: Weight) -> bool:

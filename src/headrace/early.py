@@ -1,9 +1,10 @@
 """Reading begins before torch is imported: weights that will stay in memory for sure arrive meanwhile.
 
-Until there is a model to put them into, seconds pass in which the disk has nothing to do. Knows the headers, the config
-and the budget. Does not know what the libraries will take, how many tokens a prompt has, or how transformers holds a
-weight: the engine's own plan decides. What cannot be told here is not read ahead, and is no error: the engine finds out
-the same, and has the words for it.
+Until there is a model to put them into, seconds pass in which the disk and a core have nothing to do. Knows the
+headers, the config and the budget. Does not know what the libraries will take, how many tokens a prompt has, or how
+transformers holds a weight: the engine's own plan decides, and what it does not keep of this is given back before
+anything else is read. What cannot be told here is not read ahead, and is no error: the engine finds out the same, and
+has the words for it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 LESS_BYTES = (0, 64 * 2**20, 128 * 2**20)
 """Budgets that are planned for are smaller by so much: what is read ahead stays in memory in each of these plans. What
-running takes is known to some 20 MiB here."""
+running takes is known to some 20 MiB here, and measuring the processor takes 48 for a moment."""
 
 
 @contextlib.contextmanager
@@ -37,17 +38,18 @@ def reading(
     context: int,
     tracing: bool = False,
 ) -> Iterator[ReadAhead | None]:
-    """Read ahead while libraries are imported inside of it, and a model is opened.
+    """Read ahead while libraries are imported inside of it, for `Engine.open` to go on with, which closes it then.
 
     `memory` is the budget of the process, `context` the tokens that its plan will be for: rather too many. None if
-    nothing is known to stay. Nothing is read any more afterwards.
+    nothing is known to stay. An exception ends the reading.
     """
     begun = _begin(model, memory, offload or OffloadConfig(), context, Metrics(tracing=tracing))
     try:
         yield begun
-    finally:
+    except BaseException:
         if begun is not None:
             begun.close()
+        raise
 
 
 def _begin(
@@ -69,7 +71,7 @@ def _begin(
 def _staying(
     checkpoint: store.Checkpoint, memory_bytes: int | None, config: OffloadConfig, context: int
 ) -> Sequence[StoredTensor]:
-    """Stored tensors that are used as they lie, and that no plan for these budgets moves."""
+    """Stored tensors that are parameters as they are, and that no plan for these budgets moves."""
     subject = forecast.subject_in(checkpoint.directory, str(checkpoint.directory), checkpoint.tensors)
     # No rate decides what stays without an accelerator, so none is measured.
     here = Machine(machine.available_bytes(), machine.cores(), Link(Tier.DISK, Tier.DEVICE, 1.0), 1.0)
@@ -90,8 +92,4 @@ def _staying(
         if block.name not in moved and param.name not in moved and param.movable and param.nbytes
     ]
     stored = [(checkpoint.tensors.get(param.name), param.nbytes) for param in params]
-    return [
-        tensor
-        for tensor, nbytes in stored
-        if tensor is not None and tensor.nbytes == nbytes and tensor.segment.can_lie_as_stored(tensor.is_steady)
-    ]
+    return [tensor for tensor, nbytes in stored if tensor is not None and tensor.nbytes == nbytes]

@@ -137,7 +137,8 @@ class Engine:
         that are chosen by `sampling`: then `drafter` is for `generate`. `fast` multiplies single rows in bfloat16 by
         torch's own kernel instead of oneDNN's (`linears`): the logits' last bits are not those of plain transformers.
 
-        `ahead` is what `early.reading` has begun to read of it. It brings the metrics, traced if it was begun so.
+        `ahead` is what `early.reading` has begun to read of it: what the plan keeps of that is not read again, unless
+        a device or a draft model gets the memory. It brings the metrics that count it, traced if it was begun so.
 
         Raises: UserError, CheckpointError, ReadError, OutOfDeviceMemory.
         """
@@ -148,7 +149,12 @@ class Engine:
         memory_bytes = parse_size(memory, "memory") if memory is not None else None
         host_bytes = parse_size(host_memory, "host_memory") if host_memory is not None else None
         directory = sources.resolve(path, trust_remote_code=trust_remote_code, on_progress=on_progress)
-        checkpoint = store.open_checkpoint(directory)
+        if ahead is not None and (
+            target is not None or drafting.kind_of(speculate or "off") == "draft" or not ahead.is_of(directory)
+        ):
+            ahead.close()
+            ahead = None
+        checkpoint = store.open_checkpoint(directory) if ahead is None else ahead.checkpoint
         tokenizer = model.load_tokenizer(directory, trust_remote_code=trust_remote_code)
         skeleton = model.build(directory, checkpoint, trust_remote_code=trust_remote_code, fast_rows=fast)
         longest = model.max_positions(skeleton.model)
@@ -165,14 +171,14 @@ class Engine:
         )
         metrics = Metrics(tracing=tracing) if ahead is None else ahead.metrics
         paths = {name: checkpoint.path(name) for name in checkpoint.files}
-        reader = DiskReader(paths, metrics)
+        reader = DiskReader(paths, metrics) if ahead is None else ahead.reader
         around = None if target is None else Around(target, reader, metrics, pin_memory=pin_memory)
         try:
             if ahead is not None:  # before anything is measured: reading takes from disk and cores alike
                 ahead.wait(None if on_progress is None else functools.partial(on_progress, residents.LOADING))
             here = _measure(reader, checkpoint, skeleton, target, fast=fast)
             machine.trim_memory()
-            baseline_bytes = machine.resident_bytes()
+            baseline_bytes = machine.resident_bytes() - (0 if ahead is None else ahead.committed_bytes)
             demand = Demand(
                 memory_bytes=memory_bytes if memory_bytes is not None else int(_room(here) * MEMORY_SHARE),
                 baseline_bytes=baseline_bytes if target is None else 0,
@@ -200,7 +206,7 @@ class Engine:
             if made.backend == "resident":  # memory is not scarce: as fast as any other program
                 machine.tune_allocator(return_memory=False)
             drafter = speculating.carry_out(made, on_progress)
-            backend = _carry_out(made, skeleton, reader, metrics, on_progress, around)
+            backend = _carry_out(made, skeleton, reader, metrics, on_progress, around, ahead)
         except BaseException:
             reader.close()
             if around is not None:
@@ -365,13 +371,14 @@ def _carry_out(
     metrics: Metrics,
     on_progress: Progress | None,
     around: Around | None,
+    ahead: ReadAhead | None,
 ) -> Backend:
     moving = _moving(made, skeleton)
     elsewhere = {weight for weights in moving.values() for weight in weights}
     elsewhere |= {weight for block in skeleton.blocks.moving if block.name in made.gathered for weight in block.weights}
     resident = [weight for weight in skeleton.blocks.weights() if weight not in elsewhere]
     if around is None:
-        residents.load(resident, skeleton.converters, reader, on_progress)
+        residents.load(resident, skeleton.converters, reader, on_progress, ahead=ahead)
     else:
         around.load_residents(resident, skeleton.converters, on_progress)
         to_device(skeleton.model, [], around.device.torch_device)

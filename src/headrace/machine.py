@@ -29,12 +29,8 @@ UNLIMITED_BYTES = 2**60
 
 
 def available_bytes() -> int:
-    """Memory that this process could fill: what is free plus what it has, within its control group's limit.
-
-    What it has mapped from files counts as free already: the page cache can be had back.
-    """
-    mapped_bytes = _status_bytes("RssFile") or 0
-    free = _meminfo_available() + resident_bytes() - mapped_bytes
+    """Memory that this process could fill: what is free plus what it has, within its control group's limit."""
+    free = _meminfo_available() + resident_bytes()
     limit = control_group_limit_bytes()
     return min(free, limit) if limit is not None else free
 

@@ -1,20 +1,17 @@
-"""Weights that stay: used where the page cache has them, or read to their place once. Knows no model library."""
+"""Weights that stay: read once, straight from the file to their place. Knows no model library."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from headrace import store
-from headrace.blocks import Weight, can_be_mapped, lie_as_stored, tensor_view
+from headrace.blocks import Weight, lie_as_stored, tensor_view
+from headrace.copying.ahead import ReadAhead
 from headrace.copying.disk import DiskReader
-from headrace.copying.mapped import GROUP_BYTES, MappedFile
 from headrace.copying.slots import Slab, tensor_over
-from headrace.errors import ReadError
 
 Progress = Callable[[str, int, int], None]
 """What is going on, how much of it is done, how much there is; bytes."""
@@ -27,60 +24,43 @@ def load(
     reader: DiskReader,
     on_progress: Progress | None,
     what: str = LOADING,
+    ahead: ReadAhead | None = None,
 ) -> None:
-    """Bring `weights` to memory; those that are stored otherwise come from their converters. Raises: ReadError.
+    """Read `weights` into one slab; those that are stored otherwise come from their converters. Raises: ReadError.
 
-    What can lie as it is stored is mapped: nothing is copied, and what a run before this one, or `copying.ahead`, has
-    left in the page cache is not read again. The rest is read into one slab.
+    What was read `ahead` of this is used where it lies, and given back if it is not one of `weights`.
     """
     plain = [weight for weight in weights if weight.movable]
-    mapped = [weight for weight in plain if can_be_mapped(weight)]
-    copied = [weight for weight in plain if not can_be_mapped(weight)]
-    total = sum(weight.nbytes for weight in plain)
+    there: set[Weight] = set() if ahead is None else _bind_ahead(plain, ahead)
+    there_bytes = sum(weight.nbytes for weight in there)
+    plain = [weight for weight in plain if weight not in there]
+    offsets, nbytes = lie_as_stored(plain)  # as where they stream: kernels may look at how an address is aligned
+    slab = Slab(nbytes)
+    placements: list[store.Placement] = []
+    for weight, offset in zip(plain, offsets, strict=True):
+        _bind(weight, slab.bytes, offset)
+        placements.extend(weight.placements(offset))
+    reads = store.coalesce(placements, reader.chunk_bytes, slab.nbytes)
 
-    def on_read(done: int) -> None:
+    def on_read(done: int, total: int) -> None:
         if on_progress is not None:
-            on_progress(what, min(done, total), total)
+            on_progress(what, there_bytes + done, there_bytes + total)
 
-    try:
-        _map(mapped, reader.paths, on_read)
-    except (OSError, ReadError):  # the reader has other ways, and the words for what does not work in any
-        mapped, copied = [], plain
-    mapped_bytes = sum(weight.nbytes for weight in mapped)
-    _copy(copied, reader, lambda done, _: on_read(mapped_bytes + done))
+    reader.read_all(reads, slab, "resident weights", on_read)
     for weight in weights:
         if not weight.movable:
             weight.bind(nn.Parameter(converters[weight.name](), requires_grad=False))
 
 
-def _map(weights: Sequence[Weight], paths: Mapping[str, Path], on_read: Callable[[int], None]) -> None:
-    """Raises: ReadError, OSError."""
-    segments = {weight: weight.parts[0].segment for weight in weights}
-    files = {name: MappedFile(paths[name]) for name in {segment.file for segment in segments.values()}}
-    reads = store.coalesce([store.Placement(segment, 0) for segment in segments.values()], GROUP_BYTES)
-    done = 0
-    for read, following in itertools.pairwise([None, *reads, None]):
-        if following is not None:
-            files[following.file].ask_for(following)
-        if read is not None:
-            files[read.file].wait_for(read)
-            done += read.needed_bytes
-            on_read(done)
-    memory = {name: tensor_over(file) for name, file in files.items()}
-    for weight, segment in segments.items():
-        _bind(weight, memory[segment.file], segment.offset)
-
-
-def _copy(weights: Sequence[Weight], reader: DiskReader, on_read: Callable[[int, int], None]) -> None:
-    """Raises: ReadError."""
-    offsets, nbytes = lie_as_stored(weights)  # as where they stream: kernels may look at how an address is aligned
-    slab = Slab(nbytes)
-    placements: list[store.Placement] = []
-    for weight, offset in zip(weights, offsets, strict=True):
-        _bind(weight, slab.bytes, offset)
-        placements.extend(weight.placements(offset))
-    reads = store.coalesce(placements, reader.chunk_bytes, slab.nbytes)
-    reader.read_all(reads, slab, "resident weights", on_read)
+def _bind_ahead(weights: Sequence[Weight], ahead: ReadAhead) -> set[Weight]:
+    """Those of `weights` that are there already, bound to where they lie."""
+    memory = tensor_over(ahead.pages)
+    segments = {weight: weight.parts[0].segment for weight in weights if len(weight.parts) == 1}
+    there = {weight: offset for weight in segments if (offset := ahead.offset_of(segments[weight])) is not None}
+    ahead.hand_over(segments[weight] for weight in there)
+    for weight, offset in there.items():
+        _bind(weight, memory, offset)
+    return set(there)
 
 
 def _bind(weight: Weight, memory: torch.Tensor, offset: int) -> None:

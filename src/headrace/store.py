@@ -311,7 +311,7 @@ def layout_as_stored(segments: Sequence[Sequence[Segment]], steady: Sequence[boo
     them if that changes no result (`steady`). What is not so, and what is put together from several segments, follows.
     """
     tensors = range(len(segments))
-    stored = [number for number in tensors if can_lie_as_stored(segments[number], steady[number])]
+    stored = [number for number in tensors if _can_lie_as_stored(segments[number], steady[number])]
     stored.sort(key=lambda number: (segments[number][0].file, segments[number][0].offset))
     offsets, end, before = [0] * len(segments), 0, None
     for number in stored:
@@ -329,8 +329,7 @@ def layout_as_stored(segments: Sequence[Sequence[Segment]], steady: Sequence[boo
     return offsets, end + nbytes
 
 
-def can_lie_as_stored(segments: Sequence[Segment], steady: bool) -> bool:
-    """Whether a tensor of these segments may have the place in its page that it has in the file."""
+def _can_lie_as_stored(segments: Sequence[Segment], steady: bool) -> bool:
     return len(segments) == 1 and segments[0].nbytes > 0 and segments[0].can_lie_as_stored(steady)
 
 

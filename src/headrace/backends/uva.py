@@ -6,23 +6,43 @@ the kernels to give the same bits, or which the file holds in several parts, is 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 
+from headrace import errors
 from headrace.backends.base import Backend
 from headrace.backends.packing import Packing
 from headrace.blocks import Block, Weight
-from headrace.copying.mapped import MappedFile
-from headrace.copying.slots import Slab, tensor_over
+from headrace.copying.slots import Slab
 from headrace.core import CHUNK_BYTES
 from headrace.metrics import Metrics
 from headrace.store import layout
 
 IN_PLACE_ALIGNMENT = 16
 """Measured: float32 products differ in the last bits below it (docs/log.md), and are equal from it on."""
+
+
+class MappedFile:
+    """A private mapping: the model could write to it without touching the file. Raises: ReadError."""
+
+    def __init__(self, path: Path) -> None:
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=access)
+        except (OSError, ValueError) as error:  # ValueError: an empty file
+            raise errors.ReadError(file=str(path), offset=0, nbytes=0, reason=str(error)) from None
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def advise(self, advice: int, offset: int, nbytes: int) -> None:
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(advice, start, offset + nbytes - start)
 
 
 class UvaBackend(Backend):
@@ -43,7 +63,6 @@ class UvaBackend(Backend):
         super().__init__(blocks, weights, metrics)
         files = {part.segment.file for block in blocks for weight in weights[block] for part in weight.parts}
         self._files = {file: MappedFile(paths[file]) for file in files}
-        self._memory = {name: tensor_over(file) for name, file in self._files.items()}
         copied = {block: [w for w in weights[block] if not self._in_place(w)] for block in blocks}
         self.copied_bytes = sum(weight.nbytes for some in copied.values() for weight in some)
         self._layouts = {block: layout(weight.nbytes for weight in copied[block]) for block in blocks}
@@ -66,7 +85,7 @@ class UvaBackend(Backend):
 
     def _mapped(self, weight: Weight) -> list[nn.Parameter]:
         segment = weight.parts[0].segment
-        return weight.parameters(self._memory[segment.file], segment.offset)
+        return weight.parameters(self._files[segment.file].bytes, segment.offset)
 
     def before(self, index: int) -> None:
         block = self.blocks[index]
@@ -128,7 +147,7 @@ class UvaBackend(Backend):
 
     def _copy(self, weight: Weight, slab: Slab, offset: int) -> None:
         for part in weight.parts:
-            source = self._memory[part.segment.file]
+            source = self._files[part.segment.file].bytes
             slab.bytes[offset : offset + part.nbytes].copy_(source[part.segment.offset :][: part.nbytes])
             offset += part.nbytes
 
@@ -142,5 +161,4 @@ class UvaBackend(Backend):
             super().close()
             if not self._bound:  # else a block closes its own model: what it runs with must stay
                 self._parameters.clear()
-                self._memory.clear()
                 self._files.clear()

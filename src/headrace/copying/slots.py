@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from headrace.copying.mapped import MappedFile
 from headrace.copying.pages import Pages
 
 
@@ -17,6 +16,6 @@ class Slab(Pages):
         """1-d uint8 over the whole slab; it keeps the memory alive."""
 
 
-def tensor_over(pages: Pages | MappedFile) -> torch.Tensor:
+def tensor_over(pages: Pages) -> torch.Tensor:
     """1-d uint8 over all of `pages`; it keeps the memory alive."""
     return torch.frombuffer(pages.view(), dtype=torch.uint8)
