@@ -185,11 +185,17 @@ def test_a_number_that_python_does_not_read(config_alone: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_gguf_file_with_impossible_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_gguf_file_with_impossible_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    from transformers import AutoConfig
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    file = tiny_gguf.write(tmp_path / "m.gguf", "llama")
+    file = tiny_gguf.write(tmp_path / "m.gguf", architecture)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *args, **kwargs: pytest.fail("it would list the layers"))
     whole = file.read_bytes()
-    key = b"llama.block_count" + (4).to_bytes(4, "little")  # the type of an uint32
+    key = architecture.encode() + b".block_count" + (4).to_bytes(4, "little")  # the type of an uint32
     assert whole.count(key) == 1
     before, after = whole.split(key)
     file.write_bytes(before + key + (10**9).to_bytes(4, "little") + after[4:])

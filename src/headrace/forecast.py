@@ -164,7 +164,7 @@ def _without_family(
 
 def _from_gguf(path: Path) -> Subject:
     header = read_header(path)
-    rows = [(tensor.name, tensor.type_id, tensor.shape) for tensor in header.tensors]
+    rows = header.rows
     config = gguf.config_of(header.architecture, header.metadata, rows, header.vocabulary_size)
     if why := gguf.why_impossible(config):
         raise errors.CorruptGguf(file=str(path), reason=why)

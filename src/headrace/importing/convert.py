@@ -12,7 +12,7 @@ import importlib
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from headrace.errors import CorruptGguf, HeadraceError, MissingPackage
 from headrace.importing.header import GgufHeader, GgufTensor, write_outline
 from headrace.importing.rope import UnknownScaling, stretch_positions
 from headrace.importing.writer import TensorSpec
-from headrace.sizing.gguf import why_impossible
+from headrace.sizing.gguf import config_of, why_impossible
 
 _PIECE_BYTES = 8 * 2**20
 """Of float32 numbers: rows are decoded and written in pieces of about this size."""
@@ -135,6 +135,10 @@ class GgufModel:
         known = {*slow, *fast, "qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2"}
         if architecture not in known:
             raise self._corrupt(f"transformers cannot read the GGUF architecture {architecture!r}")
+        # Before transformers sees it, whose configs list their layers one by one.
+        self._refuse_impossible(
+            config_of(architecture, self.header.metadata, self.header.rows, self.header.vocabulary_size)
+        )
         # Beside the file may lie the config of another model, so transformers gets to see a directory of its own.
         view = scratch / "model.gguf"
         if architecture in fast:
@@ -147,9 +151,12 @@ class GgufModel:
             value = self.header.metadata.get(f"{architecture}.{key}")
             if isinstance(value, int) and hasattr(config, name) and not hasattr(config, f"global_{name}"):
                 setattr(config, name, value)
-        if why := why_impossible(config.to_dict()):
-            raise self._corrupt(why)
+        self._refuse_impossible(config.to_dict())
         return config
+
+    def _refuse_impossible(self, config: Mapping[str, Any]) -> None:
+        if why := why_impossible(config):
+            raise self._corrupt(why)
 
     def _read_mapping(self, model: Any) -> tuple[dict[str, str], Any]:
         theirs = _late("transformers.modeling_gguf_pytorch_utils")

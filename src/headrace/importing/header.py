@@ -64,6 +64,11 @@ class GgufHeader:
     identity: str
     """Changes when the file is replaced: a digest of size, modification time and everything before the data."""
 
+    @property
+    def rows(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        """Of the tensor table, as `sizing.gguf` wants them: name, type and shape (slowest dimension first)."""
+        return [(tensor.name, tensor.type_id, tensor.shape) for tensor in self.tensors]
+
 
 class _Cursor:
     """Reads forward and refuses to pass the end of the file."""
